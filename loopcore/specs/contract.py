@@ -1,0 +1,82 @@
+"""What training demands: which lengths, and how many loops each of them gets (the *contract* of arXiv 2607.20594)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from loopcore.specs.base import PositiveInt, Spec, UnitInterval
+
+__all__ = ["ContractSpec", "FixedLoops", "LogLoops", "LoopRule", "ProportionalLoops"]
+
+
+class ProportionalLoops(Spec):
+    """T = ceil(k n): k loops a position, a demand of 1/k positions a loop."""
+
+    kind: Literal["proportional"] = "proportional"
+    per_position: float = Field(default=1.0, gt=0.0, le=64.0)
+    """k, loops a position; 1 asks for one position a loop, 0.5 for two, 2 for half a position."""
+
+    def loops(self, length: int) -> int:
+        # ceil(k n) is asked of products such as 0.1 * 30 = 3.0000000000000004: an error of rounding is not a loop.
+        return max(1, math.ceil(self.per_position * length - 1e-9))
+
+
+class FixedLoops(Spec):
+    """T loops whatever the length."""
+
+    kind: Literal["fixed"] = "fixed"
+    count: PositiveInt = 8
+    """T."""
+
+    def loops(self, length: int) -> int:
+        return self.count
+
+
+class LogLoops(Spec):
+    """T = ceil(log2 n) + extra: the depth of a parallel scan."""
+
+    kind: Literal["log"] = "log"
+    extra: int = Field(default=0, ge=0)
+    """Loops on top of ceil(log2 n)."""
+
+    def loops(self, length: int) -> int:
+        return max(1, math.ceil(math.log2(max(length, 1))) + self.extra)
+
+
+LoopRule = Annotated[ProportionalLoops | FixedLoops | LogLoops, Field(discriminator="kind")]
+
+
+class ContractSpec(Spec):
+    """Lengths, loops per length, and how the input is shown.
+
+    Training goes through `lengths` in order, at a fixed length per stage (a causal model's prefixes supply the shorter
+    ones), and moves on when held-out token accuracy reaches `promote_at`.
+    """
+
+    lengths: tuple[PositiveInt, ...] = Field(default=(2, 4, 8), min_length=1, max_length=64)
+    """Word length of each stage (text: the context length, one stage)."""
+    loops: LoopRule = ProportionalLoops()
+    """Loops T as a function of length n."""
+    input_schedule: Literal["all", "streaming"] = "all"
+    """`streaming` shows input i from loop i on and zeros before: an imposed seriality."""
+    promote_at: UnitInterval = 0.98
+    """Held-out token accuracy that ends a stage (the last stage: that starts the cool-down)."""
+
+    @model_validator(mode="after")
+    def _lengths_grow(self) -> ContractSpec:
+        if any(after <= before for before, after in zip(self.lengths, self.lengths[1:], strict=False)):
+            raise ValueError(f"lengths must grow from stage to stage, got {list(self.lengths)}")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """Largest trained length n."""
+        return self.lengths[-1]
+
+    @property
+    def most_loops(self) -> int:
+        """Largest trained loop count T."""
+        return max(self.loops.loops(length) for length in self.lengths)

@@ -1,0 +1,49 @@
+"""What to measure on a trained model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from loopcore.specs.base import PositiveInt, Probability, Spec
+
+__all__ = ["Instrument", "ProbeSpec"]
+
+Instrument = Literal["frontier", "tau", "halting"]
+
+
+class ProbeSpec(Spec):
+    """Measure a trained run: how its solved prefix grows with loops, when each position converges, when it may stop."""
+
+    job: int = Field(ge=1)
+    """The `train` job whose run is measured; the probe waits for it."""
+    instruments: tuple[Instrument, ...] = Field(default=("frontier", "tau", "halting"), min_length=1)
+    """`frontier`: longest solved prefix per loop and v_hat from its slope. `tau`: convergence time of every position and v_hat
+    from its slope. `halting`: burn-in of T* = ceil(n / v_hat) and the curve of accuracy against loops."""
+    length: PositiveInt | None = None
+    """Word length n. Empty: the longest length of the run's contract."""
+    words: PositiveInt = Field(default=512, le=100_000)
+    """Held-out words measured."""
+    loops_factor: float = Field(default=1.5, ge=1.0, le=4.0)
+    """Loops watched, as a multiple of the contract's T(n). Past about 2 T overthinking makes solved words look unsolved."""
+    levels: tuple[Probability, ...] = Field(default=(0.8, 0.9, 0.95), min_length=1)
+    """Accuracies q that a position must reach to count as solved; the first of them nearest .9 gives v_hat."""
+    bootstrap: PositiveInt = Field(default=1000, le=100_000)
+    """Resamples of the words behind each interval."""
+    confidence: Probability = 0.95
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @field_validator("instruments")
+    @classmethod
+    def _each_once(cls, value: tuple[Instrument, ...]) -> tuple[Instrument, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError(f"name each instrument once, got {list(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _halting_needs_speed(self) -> ProbeSpec:
+        if "halting" in self.instruments and "frontier" not in self.instruments:
+            raise ValueError("the halting instrument needs v_hat: add frontier to instruments")
+        return self

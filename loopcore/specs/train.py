@@ -1,0 +1,97 @@
+"""One training run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from loopcore.specs.base import PositiveInt, Spec, UnitInterval
+from loopcore.specs.contract import ContractSpec
+from loopcore.specs.model import ModelSpec, ScalingSpec
+from loopcore.specs.task import TaskSpec, WordTask
+
+__all__ = ["OptimizerSpec", "TrainSpec"]
+
+
+class OptimizerSpec(Spec):
+    """AdamW and its schedule. Learning rate and epsilon are base values: the scaling rule multiplies them per group."""
+
+    lr: float = Field(default=1e-3, gt=0.0, le=10.0)
+    """Base learning rate."""
+    betas: tuple[UnitInterval, UnitInterval] = (0.9, 0.98)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    """Decoupled weight decay, as torch.optim.AdamW applies it (multiplied by the group's learning rate)."""
+    epsilon: float = Field(default=1e-8, gt=0.0)
+    warmup: int = Field(default=100, ge=0)
+    """Steps of linear warm-up."""
+    clip: float | None = Field(default=1.0, gt=0.0)
+    """Largest global gradient norm; empty turns clipping off."""
+    decay: Literal["cooldown", "linear", "none"] = "cooldown"
+    """`cooldown`: constant, then linear to 0 over `cooldown` steps once the last stage reaches `cooldown_at`.
+    `linear`: from the end of the warm-up to 0 at the last step. `none`: constant."""
+    cooldown: PositiveInt = 300
+    """Steps of the cool-down."""
+    cooldown_at: UnitInterval = 0.97
+    """Held-out token accuracy on the last stage that starts the cool-down."""
+
+
+class TrainSpec(Spec):
+    """One training run: model, task, contract, scaling rule, optimizer, seed."""
+
+    model: ModelSpec = ModelSpec()
+    task: TaskSpec = WordTask()
+    contract: ContractSpec = ContractSpec()
+    scaling: ScalingSpec = ScalingSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    batch: PositiveInt = 32
+    """Sequences a step."""
+    steps: PositiveInt = 4000
+    """Most optimizer steps; a run with a cool-down ends when that is over."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seeds the weights and the data stream."""
+    evaluate_every: PositiveInt = 50
+    """Steps between evaluations on held-out data (promotion is decided there)."""
+    evaluate_on: PositiveInt = 256
+    """Held-out sequences an evaluation."""
+    checkpoint_every: PositiveInt = 200
+    """Steps between checkpoints."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """`bf16` computes under autocast with fp32 weights; `auto` does so where the device gains from it (CUDA with bf16)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes the GPU if the job was granted one."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainSpec:
+        rule, norm = self.scaling.rule, self.model.norm
+        needed = "post" if rule in ("deepnorm", "deeploop") else None
+        if needed and norm != needed:
+            raise ValueError(f"scaling rule {rule!r} is defined for norm {needed!r}, got norm {norm!r}; set model.norm to {needed}")
+        if rule in ("depth_mup", "loop_mup") and norm != "pre":
+            raise ValueError(f"scaling rule {rule!r} is defined for norm 'pre', got norm {norm!r}; set model.norm to pre")
+        if self.model.positions == "learned" and self.model.max_length < self.contract.longest:
+            raise ValueError(
+                f"learned positions reach length {self.model.max_length}, the contract asks for {self.contract.longest}; "
+                f"raise model.max_length"
+            )
+        if self.task.kind == "text" and (len(self.contract.lengths) != 1 or self.optimizer.decay == "cooldown"):
+            raise ValueError(
+                "a text task takes one contract length and optimizer.decay linear or none (stages and the cool-down are decided by "
+                f"accuracy), got lengths {list(self.contract.lengths)} and decay {self.optimizer.decay!r}"
+            )
+        if not self.model.tied and self.model.untied_loops is not None and self.model.untied_loops < self.contract.most_loops:
+            raise ValueError(
+                f"an untied model with {self.model.untied_loops} loops of weights cannot meet a contract of "
+                f"{self.contract.most_loops} loops; raise model.untied_loops"
+            )
+        return self
+
+    @property
+    def scaling_loops(self) -> int:
+        """Loop count T that the scaling rule is computed for."""
+        return self.scaling.loops or self.contract.most_loops
+
+    @property
+    def untied_loops(self) -> int | None:
+        """Loops an untied model has weights for; None for a tied one."""
+        return None if self.model.tied else (self.model.untied_loops or self.contract.most_loops)

@@ -1,0 +1,85 @@
+"""A learning-rate search, over scaling rules and loop counts: does the optimum stay where it is when loops are added?"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from loopcore.specs.base import PositiveInt, Spec
+from loopcore.specs.contract import FixedLoops
+from loopcore.specs.model import Rule
+from loopcore.specs.train import TrainSpec
+
+__all__ = ["TrialPoint", "TuneSpec"]
+
+
+class TrialPoint(Spec):
+    """Where one trial stands on the study's axes."""
+
+    rule: Rule
+    loops: PositiveInt
+    log2_lr: float
+    """log2 of the base learning rate."""
+    seed: int = Field(ge=0)
+
+
+class TuneSpec(Spec):
+    """Train `train` at every point of rules x loops x learning rates x seeds."""
+
+    train: TrainSpec
+    """The run that every trial varies."""
+    rules: tuple[Rule, ...] = Field(default=("standard", "loop_mup"), min_length=1)
+    loops: tuple[PositiveInt, ...] = Field(default=(1, 4), min_length=1)
+    """Loop counts T; the first is the base that drift and regret are measured against."""
+    log2_lrs: tuple[float, ...] = Field(default=(-3.0, -4.0, -5.0, -6.0, -7.0), min_length=3)
+    """log2 of the base learning rates searched."""
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    search: Literal["grid"] = "grid"
+    trial_cpus: float = Field(default=1.0, gt=0.0)
+    """CPUs, and torch threads, of one trial; as many trials run at once as fit in the job's CPUs."""
+
+    @model_validator(mode="after")
+    def _axes(self) -> TuneSpec:
+        for name in ("rules", "loops", "log2_lrs", "seeds"):
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} names a value twice: {list(values)}")
+        norms = {"post" if rule in ("deepnorm", "deeploop") else "pre" for rule in self.rules if rule != "standard"}
+        if len(norms) > 1:
+            raise ValueError(f"rules {list(self.rules)} mix pre-norm and post-norm; search them in two studies")
+        for point in self.points():
+            self.trial(point)  # raises what the trial's own spec would raise, before anything is queued
+        return self
+
+    def points(self) -> tuple[TrialPoint, ...]:
+        """Every trial, each piece of work once: at T = 1 and base blocks all pre-norm rules are one and the same run."""
+        found: dict[str, TrialPoint] = {}
+        for rule in self.rules:
+            for loops in self.loops:
+                for log2_lr in self.log2_lrs:
+                    for seed in self.seeds:
+                        point = TrialPoint(rule=rule, loops=loops, log2_lr=log2_lr, seed=seed)
+                        found.setdefault(self._work(point), point)
+        return tuple(found.values())
+
+    def stands_for(self, point: TrialPoint) -> TrialPoint:
+        """The trial in `points()` that does the work of `point`."""
+        work = self._work(point)
+        return next(candidate for candidate in self.points() if self._work(candidate) == work)
+
+    def trial(self, point: TrialPoint) -> TrainSpec:
+        """The training run at `point`."""
+        content = self.train.resolved()
+        content["scaling"] |= {"rule": point.rule, "loops": point.loops}
+        content["contract"]["loops"] = FixedLoops(count=point.loops).resolved()
+        content["optimizer"]["lr"] = 2.0**point.log2_lr
+        content["seed"] = point.seed
+        return TrainSpec.model_validate(content)
+
+    def _work(self, point: TrialPoint) -> str:
+        model, scaling = self.train.model, self.train.scaling
+        unscaled = point.loops == 1 and model.blocks == scaling.base_blocks == 1 and point.rule not in ("deepnorm", "deeploop")
+        if unscaled:
+            point = point.model_copy(update={"rule": "standard"})
+        return point.digest()

@@ -72,7 +72,9 @@ def free_port() -> Callable[[], int]:
 def eventually() -> Callable[..., object]:
     """Polls a condition until it holds and returns its value; fails the test when the time is over."""
 
-    def wait(condition: Callable[[], object], *, within_s: float = 30.0, every_s: float = 0.05, what: str = "the condition") -> object:
+    def wait(
+        condition: Callable[[], object], *, within_s: float = 30.0, every_s: float = 0.05, what: str = "the condition"
+    ) -> object:
         ends = time.monotonic() + within_s
         while time.monotonic() < ends:
             value = condition()

@@ -79,7 +79,9 @@ class TuneJob(_Job, TuneSpec):
     @model_validator(mode="after")
     def _a_trial_fits(self) -> TuneJob:
         if self.trial_cpus > self.resources.cpus:
-            raise ValueError(f"a trial of {self.trial_cpus:g} CPUs does not fit in the job's {self.resources.cpus:g}; raise resources.cpus")
+            raise ValueError(
+                f"a trial of {self.trial_cpus:g} CPUs does not fit in the job's {self.resources.cpus:g}; raise resources.cpus"
+            )
         return self
 
 

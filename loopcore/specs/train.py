@@ -66,7 +66,9 @@ class TrainSpec(Spec):
         rule, norm = self.scaling.rule, self.model.norm
         needed = "post" if rule in ("deepnorm", "deeploop") else None
         if needed and norm != needed:
-            raise ValueError(f"scaling rule {rule!r} is defined for norm {needed!r}, got norm {norm!r}; set model.norm to {needed}")
+            raise ValueError(
+                f"scaling rule {rule!r} is defined for norm {needed!r}, got norm {norm!r}; set model.norm to {needed}"
+            )
         if rule in ("depth_mup", "loop_mup") and norm != "pre":
             raise ValueError(f"scaling rule {rule!r} is defined for norm 'pre', got norm {norm!r}; set model.norm to pre")
         if self.model.positions == "learned" and self.model.max_length < self.contract.longest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -23,7 +23,8 @@ class HaltingSpec(Spec):
     """`rule`: T* = ceil(n / v_hat) + burn-in, as measured by a probe (arXiv 2607.20594). `fixed`: `loops` loops.
     `converged`: relative change of the row's state (and of its step) under `threshold`. `entropy`, `kl`, `cosine`: change of the
     prediction's entropy, divergence from the loop before, or 1 - cosine of the state with the loop before, under `threshold`.
-    `argmax_stable`: prediction unchanged for `threshold` checks. `entropy`, `kl` and `argmax_stable` pay a readout at every check."""
+    `argmax_stable`: prediction unchanged for `threshold` checks. `entropy`, `kl` and `argmax_stable` pay for a readout at each
+    check."""
     loops: PositiveInt | None = None
     """Loop count of `fixed`."""
     threshold: float | None = Field(default=None, gt=0.0)
@@ -54,7 +55,7 @@ def parse_halting(text: str) -> HaltingSpec:
     Raises pydantic's ValidationError (a ValueError) for an unknown rule or a value that is no number.
     """
     kind, _, value = text.partition(":")
-    fields: dict[str, Annotated[str, "pydantic converts"]] = {"kind": kind}
+    fields = {"kind": kind}
     if value:
         fields["loops" if kind == "fixed" else "threshold"] = value
     return HaltingSpec.model_validate(fields)

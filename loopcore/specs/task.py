@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from loopcore.specs.base import PositiveInt, Spec
+from loopcore.specs.base import Spec
 
 __all__ = ["GROUP_PATTERN", "TaskSpec", "TextTask", "WordTask"]
 

@@ -78,8 +78,8 @@ class TrainSpec(Spec):
             )
         if self.task.kind == "text" and (len(self.contract.lengths) != 1 or self.optimizer.decay == "cooldown"):
             raise ValueError(
-                "a text task takes one contract length and optimizer.decay linear or none (stages and the cool-down are decided by "
-                f"accuracy), got lengths {list(self.contract.lengths)} and decay {self.optimizer.decay!r}"
+                "a text task takes one contract length and optimizer.decay linear or none (stages and the cool-down are decided "
+                f"by accuracy), got lengths {list(self.contract.lengths)} and decay {self.optimizer.decay!r}"
             )
         if not self.model.tied and self.model.untied_loops is not None and self.model.untied_loops < self.contract.most_loops:
             raise ValueError(

@@ -44,8 +44,15 @@ def modules() -> dict[str, Path]:
     return {module_name(path): path for top in HOUSE for path in sorted((ROOT / top).rglob("*.py"))}
 
 
+def waits_for_a_call(node: ast.AST) -> bool:
+    """Whether the node's insides do not run when the module is imported."""
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.dump(node.test)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
 def imports(path: Path, *, at_import_time: bool = False) -> Iterator[tuple[int, str]]:
-    """Absolute names that a file imports, with their lines; `at_import_time` leaves out those inside functions and type checks."""
+    """Absolute names a file imports, with their lines; `at_import_time` leaves out those in functions and type checks."""
     package = module_name(path).split(".") if path.name == "__init__.py" else module_name(path).split(".")[:-1]
 
     def visit(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -60,9 +67,7 @@ def imports(path: Path, *, at_import_time: bool = False) -> Iterator[tuple[int, 
                     (child.lineno, ".".join([*base, *([child.module] if child.module else []), alias.name]))
                     for alias in child.names
                 )
-            elif at_import_time and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                continue
-            elif at_import_time and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            elif at_import_time and waits_for_a_call(child):
                 continue
             else:
                 yield from visit(child)

@@ -30,7 +30,7 @@ def resolve_device(name: str = "auto", *, granted_gpu: bool = True) -> torch.dev
         raise DeviceUnavailable("device 'cuda' was asked for, this machine has only the CPU; set device to auto or cpu")
     if not granted_gpu:
         raise DeviceUnavailable(
-            "device 'cuda' was asked for, the job was granted no GPU; ask for one in its resources (gpus: 1), or set device to auto"
+            "device 'cuda' was asked for, the job was granted no GPU; ask for one in its resources (gpus: 1), or set device: auto"
         )
     return torch.device("cuda")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopcore.device import autocast, autocast_dtype, resolve_device
+from loopcore.device import Precision, autocast, autocast_dtype, resolve_device
 from loopcore.errors import DeviceUnavailable
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -67,8 +67,8 @@ def test_precision_on_a_gpu_without_bf16(gpu: None) -> None:
         autocast_dtype("bf16", GPU)
 
 
-def test_precision_on_the_cpu() -> None:
-    a = torch.ones(2, 2)
-    for precision, dtype in (("auto", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        with autocast(precision, CPU):
-            assert (a @ a).dtype is dtype
+@pytest.mark.parametrize(("precision", "dtype"), [("auto", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_precision_on_the_cpu(precision: Precision, dtype: torch.dtype) -> None:
+    ones = torch.ones(2, 2)
+    with autocast(precision, CPU):
+        assert (ones @ ones).dtype is dtype

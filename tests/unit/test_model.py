@@ -69,17 +69,30 @@ def test_scores_are_divided_by_the_root_of_the_head_width() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("positions", [9, 520], ids=["written out", "fused"])
-def test_both_ways_of_attending_agree(positions: int, with_bias: bool, causal: bool) -> None:
-    """Against a softmax of scores in double precision; 520 positions take the fused kernel."""
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("positions", [9, 520])
+def test_every_way_of_attending_is_the_formula(
+    positions: int, dtype: torch.dtype, tolerance: float, with_bias: bool, causal: bool
+) -> None:
+    """Values and gradients against the formula in double precision; the cases take the fused kernel and the written-out one."""
     generator = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(2, 2, positions, 8, generator=generator) for _ in range(3))
-    bias_HPP = torch.randn(2, positions, positions, generator=generator) if with_bias else None
-    scores = q.double() @ k.double().mT / math.sqrt(8) + (bias_HPP.double() if bias_HPP is not None else 0.0)
+    inputs = [torch.randn(1, 2, positions, 8, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
+    biases = [torch.randn(2, positions, positions, generator=generator).requires_grad_()] if with_bias else []
+    exact = [x.detach().double().requires_grad_() for x in inputs + biases]
+
+    scores = exact[0] @ exact[1].mT / math.sqrt(8) + (exact[3] if with_bias else 0.0)
     if causal:
         scores = scores.masked_fill(~torch.ones(positions, positions).tril().bool(), -math.inf)
-    expected = scores.softmax(-1) @ v.double()
-    torch.testing.assert_close(attend(q, k, v, causal=causal, bias_HPP=bias_HPP).double(), expected, atol=1e-5, rtol=1e-5)
+    expected = scores.softmax(-1) @ exact[2]
+    got = attend(*inputs, causal=causal, bias_HPP=biases[0] if with_bias else None)
+
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+    expected.square().sum().backward()
+    got.square().sum().backward()
+    for x, x_exact in zip(inputs + biases, exact, strict=True):
+        assert x.grad is not None
+        assert x_exact.grad is not None
+        torch.testing.assert_close(x.grad.double(), x_exact.grad, atol=10 * tolerance, rtol=10 * tolerance)
 
 
 def test_rotary_turns_by_the_position_in_radians() -> None:

@@ -1,15 +1,16 @@
 """Every error that loopcore raises on purpose.
 
-    LoopcoreError
-    ├── InputError                the caller asked for something that cannot be (also a ValueError)
-    │   ├── UnknownGroup          no finite group of this name
-    │   ├── UnknownSymbol         a token outside the task's vocabulary
-    │   ├── LengthError           an input that is empty, or longer than the model can take
-    │   └── DeviceUnavailable     a device that this machine does not have
-    ├── CheckpointError           a checkpoint that cannot be trusted or written
-    │   ├── CheckpointCorrupt     missing files, a digest that is not right, or an unknown format
-    │   └── CheckpointNotWritten  the disk refused it; nothing half-written is left
-    └── Undecided                 a measurement that the data do not support, with the reason
+LoopcoreError
+├── InputError                the caller asked for something that cannot be (also a ValueError)
+│   ├── UnknownGroup          no finite group of this name
+│   ├── UnknownSymbol         a token outside the task's vocabulary
+│   ├── LengthError           an input that is empty, or longer than the model can take
+│   └── DeviceUnavailable     a device that this machine does not have
+├── CheckpointError           a checkpoint that cannot be trusted or written
+│   ├── CheckpointCorrupt     missing files, a digest that is not right, or an unknown format
+│   └── CheckpointNotWritten  the disk refused it; nothing half-written is left
+├── QueueFull                 the batching engine's waiting line is full; ask again later
+└── Undecided                 a measurement that the data do not support, with the reason
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "InputError",
     "LengthError",
     "LoopcoreError",
+    "QueueFull",
     "Undecided",
     "UnknownGroup",
     "UnknownSymbol",
@@ -62,6 +64,10 @@ class CheckpointCorrupt(CheckpointError):
 
 class CheckpointNotWritten(CheckpointError):
     """The disk refused it; nothing half-written is left behind."""
+
+
+class QueueFull(LoopcoreError):
+    """The batching engine's waiting line is full; ask again later."""
 
 
 class Undecided(LoopcoreError):

@@ -16,6 +16,7 @@ FLOORS: tuple[tuple[str, int], ...] = (
     ("services.tracking", 2),
     ("services.settings", 2),
     ("services.provenance", 2),
+    ("services.problems", 2),
     ("services", 4),
     ("workers", 3),
     ("loopcore", 1),
@@ -30,6 +31,7 @@ FORBIDDEN: tuple[tuple[str, frozenset[str]], ...] = (
     ("services.tracking", frozenset({"ray", "fastapi", "torch"})),
     ("services.settings", frozenset({"ray", "fastapi", "torch"})),
     ("services.provenance", frozenset({"ray", "fastapi", "torch"})),
+    ("services.problems", frozenset({"ray", "fastapi", "torch"})),
 )
 
 HOUSE = ("loopcore", "workers", "services")

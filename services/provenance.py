@@ -75,7 +75,9 @@ def _git(directory: Path, *words: str) -> bytes | None:
     """What git says, or None where it cannot."""
     try:
         # Only reads; in particular it does not refresh the index, which would need its lock.
-        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        # Inside a git hook the environment names another repository than the one asked about.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        environment["GIT_OPTIONAL_LOCKS"] = "0"
         asked = subprocess.run(
             ["git", "-C", str(directory), *words], capture_output=True, check=False, timeout=GIT_TIMEOUT_S, env=environment
         )

@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from services.registry.errors import RegistryUnavailable, SchemaTooNew, SchemaTooOld
 from services.registry.tables import SCHEMA, Time
 
-__all__ = ["Database", "Now", "clean_text", "finite", "registry_url"]
+__all__ = ["Database", "Now", "clean_text", "dump_json", "finite", "kept_json", "registry_url"]
 
 Result = TypeVar("Result")
 
@@ -87,6 +87,11 @@ def dump_json(value: Any) -> str:
         return json.dumps(value, allow_nan=False)
     except ValueError:
         return json.dumps(_finite_json(value), allow_nan=False)
+
+
+def kept_json(value: Any) -> Any:
+    """The value as it comes back from the database."""
+    return json.loads(dump_json(value))
 
 
 class Database:

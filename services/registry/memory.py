@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from services.registry.engine import clean_text, kept_json
 from services.registry.errors import IllegalTransition, JobNotFound, KeyConflict, LeaseLost
 from services.registry.leases import CUT_NOTE, EXPIRED, LOG_CHUNK, LOG_MOST_BYTES
 from services.registry.memory_records import MemoryRecords
@@ -218,18 +219,21 @@ class MemoryQueue:
         with self._lock:
             job = self.held(fence)
             now = self._now()
-            job = self._set(fence.job, lease_until=now + lease_s, progress=job.progress if progress is None else progress)
+            job = self._set(
+                fence.job, lease_until=now + lease_s, progress=job.progress if progress is None else kept_json(progress)
+            )
             late = job.deadline_at is not None and job.deadline_at <= now
             return Beat(job.cancel_requested_at is not None, now + lease_s, late)
 
     def succeed(self, fence: Fence, result: dict[str, Any] | None = None) -> Job:
         with self._lock:
             self.held(fence)
-            return self._leave(fence, JobState.SUCCEEDED, AttemptOutcome.SUCCEEDED, result=result, reason=None)
+            return self._leave(fence, JobState.SUCCEEDED, AttemptOutcome.SUCCEEDED, result=kept_json(result), reason=None)
 
     def fail(self, fence: Fence, error: str, *, retry: bool = True) -> Job:
         with self._lock:
             job = self.held(fence)
+            error = clean_text(error)
             errors = job.errors + 1
             asked = job.cancel_requested_at is not None
             target = after_error(errors, job.error_budget, retry=retry, cancel_requested=asked)
@@ -244,12 +248,13 @@ class MemoryQueue:
         with self._lock:
             job = self.held(fence)
             asked = self._now() if job.cancel_requested_at is None else job.cancel_requested_at
-            values: dict[str, Any] = {"result": result, "reason": "stopped on request", "cancel_requested_at": asked}
+            values: dict[str, Any] = {"result": kept_json(result), "reason": "stopped on request", "cancel_requested_at": asked}
             return self._leave(fence, JobState.CANCELLED, AttemptOutcome.CANCELLED, **values)
 
     def lose(self, fence: Fence, reason: str) -> Job:
         with self._lock:
             job = self.held(fence, alive=False)
+            reason = clean_text(reason)
             losses = job.losses + 1
             target = after_loss(losses, job.loss_budget, cancel_requested=job.cancel_requested_at is not None)
             why = loss_reason(fence.attempt, losses, reason, target)
@@ -277,6 +282,7 @@ class MemoryQueue:
             if not text:
                 return
             self.held(fence)
+            text = clean_text(text)
             place = (fence.job, fence.attempt)
             size = len(text.encode())
             before = self._log_bytes.get(place, 0)
@@ -348,7 +354,7 @@ class MemoryQueue:
     def set_reason(self, job: int, text: str) -> None:
         with self._lock:
             if job in self._jobs and self._jobs[job].state is JobState.QUEUED:
-                self._set(job, reason=text)
+                self._set(job, reason=clean_text(text))
 
     def logs(self, job: int, *, after_seq: int = 0, limit: int = 1000) -> list[LogChunk]:
         with self._lock:
@@ -359,7 +365,7 @@ class MemoryQueue:
 
     def announce(self, dispatcher: str, host: str, pid: int, cluster: dict[str, Any]) -> None:
         with self._lock:
-            self._dispatchers[dispatcher] = DispatcherRow(dispatcher, host, pid, self._now(), 0.0, cluster)
+            self._dispatchers[dispatcher] = DispatcherRow(dispatcher, host, pid, self._now(), 0.0, kept_json(cluster))
 
     def dispatchers(self) -> list[DispatcherRow]:
         with self._lock:
@@ -419,19 +425,19 @@ class MemoryQueue:
         """Makes every waiting job's count, state and reason what its needs say, until nothing changes."""
         changed = True
         while changed:
-            changed = False
-            for job in [job for job in self._jobs.values() if job.state in STARTS]:
-                needs = [self._jobs[need] for need in sorted(self._needs[job.id])]
-                bad = next((need for need in needs if need.state in WITHOUT_SUCCESS), None)
-                unmet = sum(need.state is not JobState.SUCCEEDED for need in needs)
-                values: dict[str, Any] = {"unmet": unmet}
-                if bad is not None:
-                    values |= {"state": JobState.BLOCKED, "reason": blocked_reason(bad.id, bad.state)}
-                elif job.state is JobState.BLOCKED:
-                    values |= {"state": JobState.QUEUED, "reason": None}
-                if replace(job, **values) != job:
-                    self._set(job.id, **values)
-                    changed = True
+            waiting = [job.id for job in self._jobs.values() if job.state in STARTS and self._needs[job.id]]
+            changed = any([self._settle_one(job) for job in waiting])
+
+    def _settle_one(self, number: int) -> bool:
+        job = self._jobs[number]
+        needs = [self._jobs[need] for need in sorted(self._needs[number])]
+        bad = next((need for need in needs if need.state in WITHOUT_SUCCESS), None)
+        values: dict[str, Any] = {"unmet": sum(need.state is not JobState.SUCCEEDED for need in needs)}
+        if bad is not None:
+            values |= {"state": JobState.BLOCKED, "reason": blocked_reason(bad.id, bad.state)}
+        elif job.state is JobState.BLOCKED:
+            values |= {"state": JobState.QUEUED, "reason": None}
+        return self._set(number, **values) != job
 
     def _new(self, one: Submission, needs: set[int], *, origin: int | None, retry_of: int | None) -> Job:
         self._last_job += 1
@@ -440,16 +446,16 @@ class MemoryQueue:
         self._jobs[number] = Job(
             id=number,
             kind=one.kind,
-            name=one.name,
+            name=None if one.name is None else clean_text(one.name),
             state=JobState.QUEUED,
-            spec=one.spec,
+            spec=kept_json(one.spec),
             digest=one.digest,
             priority=one.priority,
             user=one.user,
             key=one.key,
-            cpus=one.cpus,
-            gpus=one.gpus,
-            memory_gb=one.memory_gb,
+            cpus=float(one.cpus),
+            gpus=float(one.gpus),
+            memory_gb=float(one.memory_gb),
             attempt=0,
             errors=0,
             losses=0,
@@ -472,11 +478,11 @@ class MemoryQueue:
             retry_of=retry_of,
             dispatcher=None,
             node=None,
-            provenance=one.provenance,
+            provenance=kept_json(one.provenance),
             study_id=one.study_id,
         )
         self._needs[number] = needs
-        self._settle()
+        self._settle_one(number)
         return self._jobs[number]
 
     def _holder(self, key: str | None) -> Job | None:

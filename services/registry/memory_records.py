@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from services.registry.engine import finite
+from services.registry.engine import finite, kept_json
 from services.registry.errors import RunNotFound
 from services.registry.records import COMPLETE, position_of
 from services.registry.rows import CheckpointRow, CurvePoint, Fence, Measurement, Run
@@ -51,8 +51,8 @@ class MemoryRecords:
                 origin=origin,
                 key=key,
                 kind=kind,
-                spec=spec,
-                provenance=provenance or {},
+                spec=kept_json(spec),
+                provenance=kept_json(provenance or {}),
                 state=RunState.RUNNING,
                 mlflow_run=None,
                 mlflow_step=-1,
@@ -97,7 +97,7 @@ class MemoryRecords:
         ended = RunState(state)
         if ended is RunState.RUNNING:
             raise ValueError("a run cannot finish as running; expected " + ", ".join(RunState)[len("running, ") :])
-        return self._change(fence, run_id, state=ended, figures=figures, finished_at=self._now())
+        return self._change(fence, run_id, state=ended, figures=kept_json(figures), finished_at=self._now())
 
     def add_points(self, fence: Fence, run_id: int, points: Iterable[CurvePoint]) -> None:
         with self._lock:
@@ -134,7 +134,7 @@ class MemoryRecords:
         with self._lock:
             new = {
                 (item.instrument, position_of(item.axes)): Measurement(
-                    item.instrument, item.axes, finite(item.value), finite(item.low), finite(item.high), run_id
+                    item.instrument, kept_json(item.axes), finite(item.value), finite(item.low), finite(item.high), run_id
                 )
                 for item in found
             }

@@ -77,9 +77,13 @@ class Records:
                 "state": sa.case((complete, runs.c.state), else_=RunState.RUNNING.value),
                 "finished_at": sa.case((complete, runs.c.finished_at), else_=sa.null()),
             }
-            opened = self._database.insert(runs).values(fresh)
-            opened = opened.on_conflict_do_update(index_elements=[runs.c.origin, runs.c.key], set_=again).returning(runs.c.id)
-            number = connection.execute(opened).scalar_one()
+            # Looked for first, so that numbers are not used up by runs that are there; two threads may still both find nothing.
+            reopened = sa.update(runs).where(runs.c.origin == root, runs.c.key == key).values(again).returning(runs.c.id)
+            number = connection.scalar(reopened)
+            if number is None:
+                opened = self._database.insert(runs).values(fresh)
+                opened = opened.on_conflict_do_update(index_elements=[runs.c.origin, runs.c.key], set_=again)
+                number = connection.execute(opened.returning(runs.c.id)).scalar_one()
             return self._run(connection, number)
 
         return self._database.write(work)

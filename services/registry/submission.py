@@ -27,6 +27,9 @@ __all__ = ["Submissions", "job_from", "known"]
 _UNFINISHED = [state.value for state in JobState if state not in ENDED]
 
 
+_REALS = tuple(column.name for column in jobs.c if isinstance(column.type, sa.Double))
+
+
 def known(number: int) -> int:
     """The number, if any job could have it. Raises JobNotFound."""
     if not 0 < number < 2**63:
@@ -40,6 +43,9 @@ def job_from(row: sa.Row[Any]) -> Job:
     values["state"] = JobState(values["state"])
     if values["origin"] is None:
         values["origin"] = values["id"]
+    for name in _REALS:  # SQLite gives whole numbers back as integers where a statement returns what it wrote
+        if values[name] is not None:
+            values[name] = float(values[name])
     return Job(**values)
 
 

@@ -7,7 +7,7 @@ from loopcore.specs.job import JOB_KINDS, JobSpec, ProbeJob, RegisterJob, Resour
 from loopcore.specs.model import ModelSpec, ScalingSpec
 from loopcore.specs.probe import ProbeSpec
 from loopcore.specs.serve import ModelName, RegisterSpec, ServeSpec
-from loopcore.specs.task import TaskSpec, TextTask, WordTask
+from loopcore.specs.task import InstalledTask, TaskSpec, TextTask, WordTask
 from loopcore.specs.train import OptimizerSpec, TrainSpec
 from loopcore.specs.tune import TrialPoint, TuneSpec
 
@@ -16,6 +16,7 @@ __all__ = [
     "ContractSpec",
     "FixedLoops",
     "HaltingSpec",
+    "InstalledTask",
     "JobSpec",
     "LogLoops",
     "ModelName",

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-__all__ = ["Problem", "explain", "join_lines"]
+__all__ = ["Problem", "explain", "explain_errors", "join_lines"]
 
 _CONSEQUENCE = "default_factory_not_called"  # a default that follows from a field which is wrong itself
 _SHOWN = 60  # characters of a wrong value that are shown
@@ -78,7 +78,12 @@ def explain(error: ValidationError, model: Any, *, hide: frozenset[str] = frozen
 
     Values of the top-level fields named in `hide` are never shown: they may hold a password.
     """
-    return [_problem(one, model, hide) for one in error.errors(include_url=False) if one["type"] != _CONSEQUENCE]
+    return explain_errors(error.errors(include_url=False), model, hide=hide)
+
+
+def explain_errors(errors: Iterable[Any], model: Any, *, hide: frozenset[str] = frozenset()) -> list[Problem]:
+    """The same for pydantic's errors as a list of dictionaries."""
+    return [_problem(one, model, hide) for one in errors if one["type"] != _CONSEQUENCE]
 
 
 def _problem(one: Any, model: Any, hide: frozenset[str]) -> Problem:

@@ -1,0 +1,293 @@
+"""The supervisor: brings the parts up in order, keeps them up, and takes all of them down."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import secrets
+import shutil
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from services.registry import Registry, RegistryError, RegistryUnavailable, SchemaTooNew, migrate
+from services.settings import Settings, without_password
+from services.stack import state
+from services.stack.keeper import adopt_orphans
+from services.stack.parts import Part
+from services.stack.ports import free_port_near, is_free
+
+__all__ = ["Supervisor", "already_running", "ray_folder"]
+
+READY_S = 180.0  # seconds that the parts have to come up
+TICK_S = 0.2  # seconds between two looks at the parts
+STOP_S = 10.0  # seconds that dispatcher and API have to end
+
+Note = Callable[[str], None]
+
+
+class Supervisor:
+    """Runs the stack of one home in this process until it is told to stop."""
+
+    def __init__(self, settings: Settings, *, note: Note = lambda text: None) -> None:
+        """`note` gets a line for everything that happens."""
+        self.settings = settings
+        self._note = note
+        self._stopped = threading.Event()
+        self._lock = state.StackLock(settings.home)
+        self._logs = settings.home / "logs"
+        self._mark = secrets.token_hex(16)
+        self._parts: dict[str, Part] = {}
+        self._address = settings.ray_address
+        self._state = "starting"
+        self._started_at = time.time()
+
+    def stop(self) -> None:
+        """Makes `run` take everything down and return. Safe in a signal handler."""
+        self._stopped.set()
+
+    def run(self, ready: Callable[[dict[str, Any]], None]) -> None:
+        """Brings the stack up, calls `ready` with what stack.json says, and works until `stop`. Raises StackError."""
+        self._prepare()
+        try:
+            self._bring_up()
+            if not self._stopped.is_set():
+                self._state = "ready"
+                ready(self._write())
+            while not self._stopped.wait(TICK_S):
+                self._watch()
+        finally:
+            self._take_down()
+
+    def _prepare(self) -> None:
+        """Everything that can be wrong before a process is started, in the order in which it is cheap to find out."""
+        home = self.settings.home
+        try:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._logs.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise state.StackError(
+                f"cannot write to {home}: {error.strerror}; set LOOP_HOME to a folder of yours", exit_code=2
+            ) from None
+        if not self._lock.take():
+            raise already_running(self.settings)
+        try:
+            leftover = state.read(self.settings)
+            if leftover is not None:
+                state.end_marked(str(leftover.get("mark", "none")), grace_s=STOP_S)
+            self._check_ports()
+            try:
+                migrate(self.settings.registry_url)
+            except SchemaTooNew as error:
+                raise state.StackError(str(error), exit_code=2) from None
+            except RegistryError as error:
+                raise state.StackError(str(error)) from None
+        except BaseException:
+            self._lock.give()
+            raise
+
+    def _check_ports(self) -> None:
+        for name, what in (("api", "the API"), ("inference", "the inference service")):
+            host, port = getattr(self.settings, f"{name}_host"), getattr(self.settings, f"{name}_port")
+            if not is_free(host, port):
+                other = free_port_near(host, port)
+                raise state.StackError(
+                    f"port {port} on {host}, meant for {what}, is taken by another program; expected a free one: "
+                    f"set LOOP_{name.upper()}_PORT={other or 'N'} (or {name}_port in loop.toml), or stop that program",
+                    exit_code=2,
+                )
+
+    def _bring_up(self) -> None:
+        ends = time.monotonic() + READY_S
+        self._listen()
+        self._add(Part("api", [sys.executable, "-m", "services.api"], self._logs / "api.log"))
+        if self._address is None:
+            self._note("starting Ray")
+            self._add(self._ray())
+            self._until(ends, "Ray", self._ray_is_up)
+        self._add(Part("dispatcher", [sys.executable, "-m", "services.dispatcher"], self._logs / "dispatcher.log"))
+        self._note("starting the dispatcher and the API")
+        self._until(ends, "the API", self._api_is_up)
+        self._until(ends, "the dispatcher", self._dispatcher_is_up)
+
+    def _listen(self) -> None:
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.stop())
+
+    def _add(self, part: Part) -> None:
+        part.environment |= self._environment()
+        self._parts[part.name] = part
+        part.start()
+        self._write()
+
+    def _environment(self) -> dict[str, str]:
+        """What every process of the stack finds in its environment."""
+        found = {
+            "LOOP_HOME": str(self.settings.home),
+            state.MARK: self._mark,
+            "PYTHONUNBUFFERED": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        if self.settings.ray_address is None:
+            found |= {
+                # Ray would turn authentication on by itself, with a token that everybody may read.
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(self.settings.token_file()),
+                # Otherwise it turns 127.0.0.1 into the machine's outward address. (The name is Ray's; it holds for any system.)
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+                "RAY_START_HOOK": "services.stack.head.prepare",
+            }
+        return found
+
+    def _ray(self) -> Part:
+        _make_token(self.settings.token_file())
+        folder = ray_folder(self.settings)
+        _fresh_folder(folder)
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
+            *("--node-ip-address=127.0.0.1", "--port=0", "--dashboard-agent-listen-port=0"),
+            *("--min-worker-port=0", "--max-worker-port=0", "--include-dashboard=false"),
+            *("--no-monitor", "--include-log-monitor=false", f"--temp-dir={folder / 'ray'}"),
+            f"--object-store-memory={self.settings.ray_object_store_mb * 2**20}",
+            f"--num-cpus={self.settings.ray_cpus or os.cpu_count() or 1}",
+        ]
+        if self.settings.ray_gpus is not None:
+            command.append(f"--num-gpus={self.settings.ray_gpus}")
+        return Part("ray", command, self._logs / "ray.log", kept=True)
+
+    def _until(self, ends: float, what: str, condition: Callable[[], bool]) -> None:
+        """Waits for a part; a part that ends meanwhile is the reason why it never comes."""
+        while not self._stopped.is_set() and not condition():
+            for part in self._parts.values():
+                if not part.up:
+                    raise state.StackError(f"{part.name} did not start: {part.last_words()}; see {part.log}")
+            if time.monotonic() > ends:
+                raise state.StackError(f"{what} did not come up within {READY_S:g} s; see {self._logs}")
+            self._stopped.wait(TICK_S)
+
+    def _ray_is_up(self) -> bool:
+        """Ray writes its address once everything of it runs."""
+        try:
+            self._address = (ray_folder(self.settings) / "ray" / "ray_current_cluster").read_text().strip() or None
+        except OSError:
+            return False
+        return self._address is not None
+
+    def _api_is_up(self) -> bool:
+        connection = http.client.HTTPConnection(self.settings.api_host, self.settings.api_port, timeout=2.0)
+        try:
+            connection.request("GET", "/health/live")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _dispatcher_is_up(self) -> bool:
+        pid = self._parts["dispatcher"].pid
+        try:
+            with Registry(self.settings.registry_url) as registry:
+                rows = registry.queue.dispatchers()
+        except RegistryUnavailable:
+            return False
+        return any(row.pid == pid and row.age_s < 30.0 and row.cluster.get("ray") == "up" for row in rows)
+
+    @property
+    def _api_url(self) -> str:
+        return _url(self.settings.api_host, self.settings.api_port)
+
+    def _watch(self) -> None:
+        for part in self._parts.values():
+            news = part.look()
+            if news is None:
+                continue
+            if part.name == "ray" and part.up:
+                self._state = "starting"  # a new Ray has a new address, which the dispatcher reads from stack.json
+            self._note(news)
+            self._write()
+        if self._state == "starting" and self._ray_is_up():
+            self._state = "ready"
+            self._write()
+
+    def _take_down(self) -> None:
+        self._state = "stopping"
+        self._write()
+        self._note("stopping")
+        # The dispatcher first, so that it does not take the end of Ray for the loss of its jobs.
+        for name in ("dispatcher", "api", "ray"):
+            if name in self._parts:
+                self._parts.pop(name).stop(STOP_S)
+        state.end_marked(self._mark, grace_s=2.0)
+        if self.settings.ray_address is None:
+            shutil.rmtree(ray_folder(self.settings), ignore_errors=True)
+        self.settings.stack_file.unlink(missing_ok=True)
+        self._lock.give()
+
+    def _write(self) -> dict[str, Any]:
+        parts = self._parts
+        found: dict[str, Any] = {
+            "state": self._state,
+            "home": str(self.settings.home),
+            "supervisor": os.getpid(),
+            "mark": self._mark,
+            "started_at": self._started_at,
+            "registry": without_password(self.settings.registry_url),
+            "mlflow": without_password(self.settings.mlflow_url),
+            "api": {"url": self._api_url},
+            "inference": {"url": _url(self.settings.inference_host, self.settings.inference_port)},
+            "ray": {"address": self._address, "own": self.settings.ray_address is None},
+            "dispatcher": {},
+            "logs": str(self._logs),
+        }
+        for name, part in parts.items():
+            found[name] |= {"pid": part.pid, "restarts": part.restarts, "log": str(part.log)}
+        state.write(self.settings, found)
+        return found
+
+
+def already_running(settings: Settings) -> state.StackError:
+    """The error of a second `loop up`."""
+    found = state.read(settings) or {}
+    where = found.get("api", {}).get("url", "not yet known")
+    return state.StackError(
+        f"a stack of {settings.home} is running already (API at {where}); use it, end it with `loop down`, "
+        "or set LOOP_HOME to another folder for a second one",
+        exit_code=2,
+    )
+
+
+def ray_folder(settings: Settings) -> Path:
+    """Where the stack's own Ray keeps its sockets and logs: a short path, for a socket's path may have 107 bytes only."""
+    name = hashlib.sha256(str(settings.home).encode()).hexdigest()[:8]
+    return Path(f"/tmp/loop-{os.getuid()}-{name}")  # noqa: S108 - made for this user alone, and checked
+
+
+def _fresh_folder(folder: Path) -> None:
+    """Makes it anew. Raises StackError where somebody else has put something there."""
+    if folder.is_symlink() or (folder.exists() and folder.stat().st_uid != os.getuid()):
+        raise state.StackError(f"{folder} belongs to somebody else; remove it, or set LOOP_HOME to another folder", exit_code=2)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if stat.S_IMODE(folder.stat().st_mode) != 0o700 or folder.stat().st_uid != os.getuid():
+        raise state.StackError(f"{folder} can be written by others; remove it, or set LOOP_HOME to another folder", exit_code=2)
+
+
+def _make_token(path: Path) -> None:
+    """The token of the stack's own Ray; one that others may read is replaced."""
+    if path.exists() and stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size:
+        return
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123
+        file.write(secrets.token_hex(32))
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

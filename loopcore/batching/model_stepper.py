@@ -136,12 +136,11 @@ class ModelStepper:
             return
         held = self._buckets[bucket]
         sources, targets = ([move[side] for move in moves] for side in (0, 1))
-        source_S, target_S = _index(sources, self._device), _index(targets, self._device)
+        source_S, target_S = torch.tensor(sources, device=self._device), torch.tensor(targets, device=self._device)
         for rows in held.rows.values():
             rows[target_S] = rows[source_S]
         for source, target in moves:
             held.lengths[target] = held.lengths[source]
-        held.latest.clear()
 
     def close(self, bucket: int) -> None:
         self._buckets.pop(bucket, None)

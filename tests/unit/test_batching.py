@@ -94,6 +94,12 @@ def alone(kind: str, request: Request) -> Finished:
     return LoopBatchEngine(stepper(kind), profile=PROFILE, max_rows=1, max_loops=lambda n: 20).run([request])[0]
 
 
+def told_alone(kind: str, request: Request) -> list[LoopEvent]:
+    engine = LoopBatchEngine(stepper(kind), profile=PROFILE, max_rows=1, max_loops=lambda n: 20)
+    engine.submit(request)
+    return [event for _ in range(20) for event in engine.tick() if isinstance(event, LoopEvent)]
+
+
 def drain(engine: LoopBatchEngine) -> list[Finished]:
     found: list[Finished] = []
     for _ in range(10_000):
@@ -110,7 +116,8 @@ class Arrival:
     cancelled_after: int | None
 
 
-words = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8).map(tuple)
+tokens = st.integers(0, VOCABULARY - 1)
+words = st.lists(tokens, min_size=1, max_size=8).map(tuple) | st.lists(tokens, min_size=3, max_size=3).map(tuple)  # some to share
 requests = st.builds(Request, tokens=words, halting=st.sampled_from(RULES), trace=st.booleans(), logits=st.booleans())
 arrivals = st.lists(
     st.builds(Arrival, tick=st.integers(0, 12), request=requests, cancelled_after=st.none() | st.integers(0, 6)),
@@ -123,7 +130,7 @@ arrivals = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(
     arrivals=arrivals,
-    max_rows=st.integers(1, 6),
+    max_rows=st.integers(1, 12),
     refill=st.booleans(),
     width=st.integers(1, 4),
     bypass=st.integers(0, 3),
@@ -178,8 +185,13 @@ def test_an_answer_is_that_of_the_row_alone(
             assert got.logits.shape == (ticket.length, VOCABULARY)
             np.testing.assert_allclose(got.logits, expected.logits, atol=1e-5, rtol=0)
         if asked[ticket].request.trace:
-            assert [event.loop for event in traced[ticket]] == list(range(1, got.loops_used + 1))
-            assert traced[ticket][-1].prediction == got.outputs
+            told, reference = traced[ticket], told_alone(kind, asked[ticket].request)
+            assert [(one.loop, one.prediction, one.settled) for one in told] == [
+                (i.loop, i.prediction, i.settled) for i in reference
+            ]
+            assert [one.residual for one in told] == pytest.approx([one.residual for one in reference], abs=1e-5)
+            assert [one.loop for one in told] == list(range(1, got.loops_used + 1))
+            assert told[-1].prediction == got.outputs
         else:
             assert ticket not in traced
 
@@ -201,6 +213,63 @@ def test_the_answer_is_that_of_the_model_called_directly(name: str, loops: int) 
             logits_NV = MODELS[name](torch.tensor([word]), loops)[0]
         assert answer.outputs == tuple(logits_NV.argmax(-1).tolist())
         np.testing.assert_allclose(answer.logits, logits_NV.numpy(), atol=1e-5, rtol=0)
+
+
+def by_hand(name: str, word: tuple[int, ...], spec: HaltingSpec) -> int:
+    """The loop a rule ends at, from a plain forward pass and the rule's words."""
+    with torch.no_grad():
+        states = MODELS[name](torch.tensor([word]), 15, trace=True).states
+        logits = [MODELS[name].readout(h_BPD)[0] for h_BPD in states]
+    h = [h_BPD[0, 1:] for h_BPD in states]
+    p = [logits_NV.softmax(-1) for logits_NV in logits]
+    entropy = [-(p_NV * p_NV.log()).sum(-1) for p_NV in p]
+    threshold, quiet = spec.effective_threshold, 0
+    assert threshold is not None
+    for t in range(1, 16):
+        before = t - spec.check_every
+        if t % spec.check_every or (before < 1 and spec.kind in ("entropy", "kl", "argmax_stable")):
+            continue
+        if spec.kind == "converged":
+            step = h[t] - h[t - 1]
+            turn = step - (h[t - 1] - h[t - 2]) if t > 1 else step
+            change = (torch.stack([step.norm(dim=-1), turn.norm(dim=-1)]) / h[t - 1].norm(dim=-1)).max()
+        elif spec.kind == "cosine":
+            change = 1 - torch.cosine_similarity(h[t], h[t - 1], dim=-1).min()
+        elif spec.kind == "entropy":
+            change = (entropy[t] - entropy[before]).abs().max()
+        elif spec.kind == "kl":
+            change = torch.nn.functional.kl_div(p[before].log(), p[t], reduction="none").sum(-1).max()
+        else:
+            quiet = quiet + 1 if torch.equal(p[t].argmax(-1), p[before].argmax(-1)) else 0
+            change = torch.tensor(threshold - 1 if quiet >= threshold else threshold)
+        if change < threshold and t >= spec.min_loops:
+            return t
+    return 15
+
+
+@pytest.mark.parametrize("name", ["pre", "post", "bidirectional"])
+def test_every_rule_ends_a_row_where_its_words_say(name: str) -> None:
+    generator = random.Random(7)
+    asked = [
+        Request(
+            tuple(generator.choices(range(VOCABULARY), k=generator.randint(1, 6))),
+            HaltingSpec(kind=kind, threshold=threshold, check_every=every, max_loops=15),  # pyright: ignore[reportArgumentType]
+        )
+        for kind, thresholds in {
+            "converged": (0.5, 0.2, 0.1),
+            "cosine": (0.1, 0.01, 0.003),
+            "entropy": (0.1, 0.02, 0.003),
+            "kl": (0.1, 0.01, 0.001),
+            "argmax_stable": (1, 2, 5),
+        }.items()
+        for threshold in thresholds
+        for every in (1, 2, 3)
+        for _ in range(2)
+    ]
+    answers = LoopBatchEngine(ModelStepper(MODELS[name]), max_rows=7, max_loops=lambda n: 15).run(asked)
+    used = [one.loops_used for one in answers]
+    assert used == [by_hand(name, one.tokens, one.halting) for one in asked]
+    assert len(set(used)) > 6  # the thresholds tell rows apart
 
 
 @both

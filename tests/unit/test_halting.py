@@ -156,7 +156,7 @@ def halting(
         ("converged", {}, (None, "converged")),
     ],
 )
-def test_plans(rule: str, more: dict[str, int], expected: tuple[int | None, str]) -> None:
+def test_plans(rule: str, more: dict[str, Any], expected: tuple[int | None, str]) -> None:
     plan = halting(rule, **more).plan(8)
     assert (plan.known_exit, plan.reason) == expected
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from loopcore.instruments import measure_frontier
 from loopcore.plots import TransferPoint, accuracy_figure, frontier_figure, save, transfer_figure
@@ -17,9 +19,17 @@ def advancing(v: int, length: int, loops: int) -> torch.Tensor:
     return (torch.arange(length) < reach_T).expand(loops, 10, length)
 
 
+def xs(line: Line2D) -> list[float]:
+    return np.asarray(line.get_xdata(), dtype=float).tolist()
+
+
+def ys(line: Line2D) -> list[float]:
+    return np.asarray(line.get_ydata(), dtype=float).tolist()
+
+
 def marked(axes: Axes, marker: str) -> list[tuple[float, float]]:
     lines = [line for line in axes.lines if line.get_marker() == marker]
-    return [(float(x), float(y)) for line in lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+    return [point for line in lines for point in zip(xs(line), ys(line), strict=True)]
 
 
 def legend(axes: Axes) -> list[str]:
@@ -37,10 +47,10 @@ def test_frontier_figure_shows_accuracy_frontier_and_speed(tmp_path: Path) -> No
     assert drawn.shape == (10, 7)
     assert drawn[:, 0].tolist() == [1.0, 1.0] + [0.0] * 8
     frontier, fitted, trained = axes.lines
-    assert list(frontier.get_ydata()) == [2.5, 4.5, 6.5, 8.5, 10.5, 10.5, 10.5]
-    assert list(fitted.get_xdata()) == [1, 2, 3, 4, 5]
-    assert list(fitted.get_ydata()) == pytest.approx([2.5, 4.5, 6.5, 8.5, 10.5])
-    assert list(trained.get_xdata()) == [5, 5]
+    assert ys(frontier) == [2.5, 4.5, 6.5, 8.5, 10.5, 10.5, 10.5]
+    assert xs(fitted) == [1, 2, 3, 4, 5]
+    assert ys(fitted) == pytest.approx([2.5, 4.5, 6.5, 8.5, 10.5])
+    assert xs(trained) == [5, 5]
     assert any("v = 2.00 [2.00, 2.00]" in text for text in legend(axes))
     written = save(figure, tmp_path / "deep" / "frontier.png")
     assert written.read_bytes().startswith(b"\x89PNG")
@@ -76,7 +86,7 @@ def test_transfer_figure_marks_every_minimum_and_every_divergence(tmp_path: Path
     assert (standard.get_title(), scaled.get_title()) == ("standard", "loop_mup")
     assert sorted(marked(standard, "*")) == [(-4.0, 2.1), (-3.0, 2.0)]
     assert marked(scaled, "*") == [(-3.0, 1.9)]
-    faces = {float(line.get_xdata()[0]): line.get_markerfacecolor() for line in standard.lines if line.get_marker() == "*"}
+    faces = {xs(line)[0]: line.get_markerfacecolor() for line in standard.lines if line.get_marker() == "*"}
     assert faces[-4.0] == "none"  # at the edge of the grid: the optimum may be beyond
     assert faces[-3.0] != "none"
     assert [x for x, _ in marked(standard, "x")] == [-2.0]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = ["PositiveInt", "Probability", "Spec", "UnitInterval"]
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
 Probability = Annotated[float, Field(gt=0.0, lt=1.0)]
 UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -22,7 +22,9 @@ class Spec(BaseModel):
     that ask for the same thing have the same `digest`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     def resolved(self) -> dict[str, Any]:
         """The whole spec with every default written out, as JSON-compatible data."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,11 @@ from loopcore.specs.contract import FixedLoops
 from loopcore.specs.model import Rule
 from loopcore.specs.train import TrainSpec
 
-__all__ = ["TrialPoint", "TuneSpec"]
+__all__ = ["MOST_TRIALS", "TrialPoint", "TuneSpec"]
+
+MOST_TRIALS = 2000  # of one study; a longer list is a mistake, or several studies
+
+Log2 = Annotated[float, Field(ge=-64.0, le=4.0)]
 
 
 class TrialPoint(Spec):
@@ -19,7 +23,7 @@ class TrialPoint(Spec):
 
     rule: Rule
     loops: PositiveInt
-    log2_lr: float
+    log2_lr: Log2
     """log2 of the base learning rate."""
     seed: int = Field(ge=0)
 
@@ -32,9 +36,9 @@ class TuneSpec(Spec):
     rules: tuple[Rule, ...] = Field(default=("standard", "loop_mup"), min_length=1)
     loops: tuple[PositiveInt, ...] = Field(default=(1, 4), min_length=1)
     """Loop counts T; the first is the base that drift and regret are measured against."""
-    log2_lrs: tuple[float, ...] = Field(default=(-3.0, -4.0, -5.0, -6.0, -7.0), min_length=3)
+    log2_lrs: tuple[Log2, ...] = Field(default=(-3.0, -4.0, -5.0, -6.0, -7.0), min_length=3)
     """log2 of the base learning rates searched."""
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = Field(default=(0,), min_length=1)
     search: Literal["grid"] = "grid"
     trial_cpus: float = Field(default=1.0, gt=0.0)
     """CPUs, and torch threads, of one trial; as many trials run at once as fit in the job's CPUs."""
@@ -45,6 +49,8 @@ class TuneSpec(Spec):
             values = getattr(self, name)
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} names a value twice: {list(values)}")
+        if (trials := len(self.rules) * len(self.loops) * len(self.log2_lrs) * len(self.seeds)) > MOST_TRIALS:
+            raise ValueError(f"{trials} trials; expected at most {MOST_TRIALS}: make several studies of it")
         norms = {"post" if rule in ("deepnorm", "deeploop") else "pre" for rule in self.rules if rule != "standard"}
         if len(norms) > 1:
             raise ValueError(f"rules {list(self.rules)} mix pre-norm and post-norm; search them in two studies")

@@ -106,9 +106,9 @@ def test_a_model_that_is_not_there_says_what_is(tracking: Tracking, tmp_path: Pa
     (tmp_path / "MLmodel").write_text("flavors: {}\n")
     run = tracking.start_run("model", {}, {}, key="model")
     tracking.set_alias("a4", "champion", tracking.register("a4", files=tmp_path, mlflow_run=run, tags={}, key="50"))
-    with pytest.raises(ModelNotFound, match="model a4 has no alias 'demo'.*a4@champion"):
+    with pytest.raises(ModelNotFound, match=r"model a4 has no alias 'demo'.*a4@champion"):
         tracking.resolve("a4@demo")
-    with pytest.raises(ModelNotFound, match="there is no model a5@demo.*a4"):
+    with pytest.raises(ModelNotFound, match=r"there is no model a5@demo.*a4"):
         tracking.resolve("a5@demo")
     with pytest.raises(ModelNotFound, match="no version 99 of model a4"):
         tracking.version("a4", "99")

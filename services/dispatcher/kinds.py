@@ -1,0 +1,26 @@
+"""Where the code of each kind of job is, as text: this process starts it elsewhere and never loads it."""
+
+from __future__ import annotations
+
+from services.registry import Job
+
+__all__ = ["ENTRIES", "RUNNER", "actor_cpus"]
+
+# Runs an attempt under its lease: called with the entry, the job, the attempt and the settings.
+RUNNER = "workers.lease:run_attempt"
+
+ENTRIES: dict[str, str] = {
+    "train": "workers.train:run",
+    "probe": "workers.probe:run",
+    "tune": "workers.tune:run",
+    "register": "workers.register:run",
+    "serve": "services.inference.deploy:run",
+}
+
+# Kinds that only direct: the job's CPUs and GPUs go to the processes they start themselves.
+DIRECTORS: frozenset[str] = frozenset({"tune"})
+
+
+def actor_cpus(job: Job) -> tuple[float, float]:
+    """CPUs and GPUs that the job's own process asks Ray for."""
+    return (0.0, 0.0) if job.kind in DIRECTORS else (job.cpus, job.gpus)

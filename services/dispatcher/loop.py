@@ -1,0 +1,274 @@
+"""The dispatcher's loop: brings back what was lost, gives out what fits, says why the rest waits."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import stamina
+import structlog
+
+from services.dispatcher.actors import Actors, News, Phase, Watch, actor_name
+from services.dispatcher.cluster import Ledger, NoCluster, connect, knock, look, snapshot
+from services.dispatcher.kinds import ENTRIES
+from services.registry import Fence, Job, LeaseLost, Registry, RegistryUnavailable, SchemaTooNew, SchemaTooOld
+from services.settings import Settings
+
+__all__ = ["Dispatcher"]
+
+ANNOUNCE_S = 2.0  # seconds between two announcements, and between two looks at why jobs wait
+ADOPT_S = 2.0  # seconds between two looks for attempts that nobody here watches
+RECONNECT_S = 2.0  # seconds between two tries to join the cluster
+KNOCK_S = 1.0  # seconds between two knocks at the cluster's door
+PATIENCE_S = 30.0  # seconds that Ray may take for one turn; it would end this process after 60
+STALE_S = 15.0  # seconds that a process which no longer holds its job has to end itself
+PRUNE_S = 3600.0  # seconds between two prunings
+STARTS_A_TURN = 16  # actors created before the loop looks elsewhere
+WAITING_SHOWN = 50  # jobs whose reason is kept fresh
+
+log = structlog.get_logger("dispatcher")
+
+
+class Dispatcher:
+    """One dispatcher. Several may work on one registry and cluster: every decision is a fenced write."""
+
+    def __init__(self, settings: Settings, *, name: str | None = None, start_anew: Callable[[], None]) -> None:
+        """`start_anew` replaces this process by a fresh one.
+
+        Ray ends a driver that lost its cluster, a minute after; nothing of this process is worth keeping, so it goes first.
+        """
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self._settings = settings
+        self._start_anew = start_anew
+        self._registry = Registry(settings.registry_url)
+        self._queue = self._registry.queue
+        self._actors = Actors(settings)
+        self._stopped = threading.Event()
+        self._address: str | None = None
+        self._problem = "this dispatcher has just begun"
+        self._reasons: dict[int, str] = {}
+        self._due: dict[str, float] = {}
+        self._in_ray_since: float | None = None
+
+    def stop(self) -> None:
+        """Ends `run` soon: no more claims; running jobs go on by themselves."""
+        self._stopped.set()
+
+    def run(self, *, connected: Callable[[], None] = lambda: None) -> None:
+        """Works until `stop`. `connected` is called whenever Ray was asked to join, for it takes signal handlers over.
+
+        Raises SchemaTooNew and SchemaTooOld at the start; an unreachable registry or cluster is waited for.
+        """
+        self._patiently(lambda: Registry.open(self._settings.registry_url).close())
+        log.info("up", dispatcher=self.name)
+        threading.Thread(target=self._watch_ray, name="watchdog", daemon=True).start()
+        while not self._stopped.is_set():
+            self._connect(connected)
+            self._patiently(self.turn)
+            self._stopped.wait(self._settings.poll_s)
+        if self._address is not None:
+            import ray
+
+            ray.shutdown()
+        self._registry.close()
+        log.info("down", dispatcher=self.name, left_running=len(self._actors.watched))
+
+    def turn(self) -> None:
+        """One round of all that a dispatcher does. Raises RegistryUnavailable."""
+        self._on_cluster(self._listen)
+        for job in self._queue.rescue():
+            log.warning("rescued", job=job.id, attempt=job.attempt, state=job.state, why=job.reason)
+        self._end_overdue()
+        self._on_cluster(self._keep_pending)
+        live = self._queue.live()
+        ledger = self._on_cluster(lambda: self._count(live))
+        if ledger is not None:
+            self._on_cluster(lambda: self._look_after(live))
+            if not self._stopped.is_set():
+                self._on_cluster(lambda: self._claim(ledger))
+        if self._every("announce", ANNOUNCE_S):
+            self._explain(ledger)
+            cluster = snapshot(ledger, self._reasons, address=self._address, problem=self._problem or None)
+            self._queue.announce(self.name, socket.gethostname(), os.getpid(), cluster)
+        if self._every("prune", PRUNE_S):
+            self._queue.prune(self._settings.retention_s)
+
+    def _patiently(self, work: Callable[[], None]) -> None:
+        """Runs `work`, again while the registry is away."""
+        tries = stamina.retry_context(
+            on=self._is_away, attempts=None, timeout=None, wait_initial=0.5, wait_max=5.0, wait_jitter=0.5
+        )
+        for attempt in tries:
+            with attempt:
+                if self._stopped.is_set():
+                    return
+                work()
+
+    def _is_away(self, error: Exception) -> bool:
+        away = isinstance(error, RegistryUnavailable) and not isinstance(error, SchemaTooNew | SchemaTooOld)
+        if away:
+            log.warning("the registry is away", error=str(error))
+        return away and not self._stopped.is_set()
+
+    def _connect(self, connected: Callable[[], None]) -> None:
+        if self._address is not None or not self._every("connect", RECONNECT_S):
+            return
+        try:
+            self._address = connect(self._settings)
+        except NoCluster as error:
+            if str(error) != self._problem:
+                log.warning("no cluster", problem=str(error))
+            self._problem = str(error)
+            return
+        finally:
+            connected()
+        self._problem = ""
+        log.info("joined", cluster=self._address)
+
+    def _on_cluster(self, work: Callable[[], Ledger | None]) -> Ledger | None:
+        """Runs `work` if the cluster is there, and starts anew where it is no longer."""
+        if self._address is None:
+            return None
+        self._in_ray_since = time.monotonic()
+        try:
+            if self._every("knock", KNOCK_S):
+                knock(self._address)
+            return work()
+        except (RegistryUnavailable, LeaseLost):
+            raise
+        except Exception as error:  # Ray raises what it pleases
+            self._leave(f"{type(error).__name__}: {error}"[:500])
+            raise
+        finally:
+            self._in_ray_since = None
+
+    def _watch_ray(self) -> None:
+        while not self._stopped.wait(1.0):
+            since = self._in_ray_since
+            if since is not None and time.monotonic() - since > PATIENCE_S:
+                self._leave(f"no answer within {PATIENCE_S:g} s")
+
+    def _leave(self, why: str) -> None:
+        log.warning("the cluster is away", cluster=self._address, why=why)
+        self._start_anew()
+
+    def _listen(self) -> None:
+        for news in self._actors.poll():
+            self._hear(news)
+
+    def _hear(self, news: News) -> None:
+        fence = news.watch.fence
+        if news.kind == "began":
+            log.info("began", job=fence.job, attempt=fence.attempt)
+        elif news.kind == "silent":
+            # It may be alive: only its own silence past the lease counts.
+            log.warning("not reached", job=fence.job, attempt=fence.attempt, why=news.why)
+        else:
+            self._lose(fence, news.why)
+
+    def _lose(self, fence: Fence, why: str) -> None:
+        try:
+            job = self._queue.lose(fence, why)
+        except LeaseLost:
+            log.info("ended", job=fence.job, attempt=fence.attempt)  # it wrote its end itself
+        else:
+            log.warning("lost", job=fence.job, attempt=fence.attempt, state=job.state, why=why)
+
+    def _end_overdue(self) -> None:
+        """Ends those that were asked to stop and did not within the grace, or ran past their time limit."""
+        for job in self._queue.overdue(self._settings.cancel_grace_s):
+            asked = job.cancel_requested_at is not None
+            try:
+                # First the word, then the deed: if this process dies in between, the attempt sees that it is over and stops.
+                if asked:
+                    self._queue.cancelled(job.fence)
+                else:
+                    limit = f"not done within its time limit of {job.time_limit_s or 0:g} s, and did not stop when told"
+                    self._queue.fail(job.fence, limit, retry=False)
+            except LeaseLost:
+                continue
+            log.warning("killed", job=job.id, attempt=job.attempt, why="cancelled" if asked else "time limit")
+            self._on_cluster(lambda fence=job.fence: self._actors.kill(fence))
+
+    def _keep_pending(self) -> None:
+        """Renews the leases of actors whose process has not begun: until it does it cannot do so itself."""
+        every = min(self._settings.heartbeat_s, self._settings.lease_s / 4)
+        for watch in list(self._actors.watched.values()):
+            if watch.phase is Phase.PENDING and time.monotonic() - watch.renewed_at >= every:
+                watch.renewed_at = time.monotonic()
+                try:
+                    beat = self._queue.beat(watch.fence, lease_s=self._settings.lease_s)
+                    if beat.cancel_requested:
+                        self._queue.cancelled(watch.fence)
+                        self._actors.kill(watch.fence)
+                except LeaseLost:
+                    self._actors.kill(watch.fence)
+
+    def _count(self, live: list[Job]) -> Ledger:
+        placed = {fence: watch.node for fence, watch in self._actors.watched.items() if watch.node}
+        return Ledger.count(look(), live, placed)
+
+    def _look_after(self, live: list[Job]) -> None:
+        """Adopts running attempts that are not watched here; ends processes whose attempt is over."""
+        running = {job.fence for job in live}
+        if self._every("adopt", ADOPT_S):
+            for fence in running - self._actors.watched.keys():
+                if self._actors.adopt(fence) is not None:
+                    log.info("adopted", job=fence.job, attempt=fence.attempt)
+        now = time.monotonic()
+        for fence, watch in list(self._actors.watched.items()):
+            if fence in running:
+                watch.stale_since = None
+            elif watch.stale_since is None:
+                watch.stale_since = now
+            elif now - watch.stale_since > STALE_S:
+                log.warning("killed", actor=actor_name(fence), why="its attempt is over and it did not end")
+                self._actors.kill(fence)
+
+    def _claim(self, ledger: Ledger) -> None:
+        started = 0
+        for node in ledger.roomiest():
+            while started < STARTS_A_TURN:
+                free = ledger.free[node.id].floor()
+                job = self._queue.claim(
+                    self.name,
+                    cpus=free.cpus + 1e-6,
+                    gpus=free.gpus + 1e-6,
+                    memory_gb=free.memory_gb,
+                    lease_s=self._settings.lease_s,
+                    kinds=list(ENTRIES),
+                )
+                if job is None:
+                    break
+                started += 1
+                ledger.take(node.id, job)
+                self._start(job, node.id)
+
+    def _start(self, job: Job, node: str) -> Watch | None:
+        log.info("claimed", job=job.id, attempt=job.attempt, kind=job.kind, node=node[:12])
+        try:
+            return self._actors.start(job, node)
+        except Exception as error:
+            self._lose(job.fence, f"its process could not be asked for: {type(error).__name__}: {error}"[:500])
+            raise
+
+    def _explain(self, ledger: Ledger | None) -> None:
+        self._reasons = {}
+        for job in self._queue.waiting(WAITING_SHOWN):
+            reason = f"waiting: {self._problem}" if ledger is None else ledger.why(job)
+            if job.kind not in ENTRIES:
+                reason = f"waiting: no dispatcher that is up knows jobs of kind {job.kind!r}"
+            self._reasons[job.id] = reason
+            self._queue.set_reason(job.id, reason)
+
+    def _every(self, what: str, seconds: float) -> bool:
+        """Whether `what` is due, at most once in `seconds`."""
+        now = time.monotonic()
+        if now < self._due.get(what, now):
+            return False
+        self._due[what] = now + seconds
+        return True

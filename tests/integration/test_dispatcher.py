@@ -1,0 +1,255 @@
+"""The dispatcher as its own process, on a real Ray cluster and a real registry, with workers killed under it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.registry import AttemptOutcome, Job, JobState, Registry, migrate
+from services.settings import Settings
+from tests.integration.dispatching import DispatcherProcess, dispatching, settings_for, submit
+from tests.integration.ray_cluster import RayCluster
+
+pytestmark = pytest.mark.ray
+
+Eventually = Callable[..., object]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dispatcher")
+
+
+@pytest.fixture(scope="module")
+def settings(home: Path, ray_cluster: RayCluster) -> Settings:
+    settings = settings_for(home, ray_cluster)
+    migrate(settings.registry_url)
+    return settings
+
+
+@pytest.fixture(scope="module")
+def registry(settings: Settings) -> Iterator[Registry]:
+    with Registry.open(settings.registry_url) as registry:
+        yield registry
+
+
+@pytest.fixture(scope="module")
+def dispatcher(settings: Settings, ray_cluster: RayCluster) -> Iterator[DispatcherProcess]:
+    with dispatching(settings, ray_cluster) as running:
+        yield running
+
+
+@pytest.fixture
+def reaches(registry: Registry, dispatcher: DispatcherProcess, eventually: Eventually) -> Callable[..., Job]:
+    """Waits until a job is in a state and gives it."""
+
+    def wait(job: Job, state: str, *, within_s: float = 30.0) -> Job:
+        what = f"job {job.id} is {state}"
+        try:
+            eventually(lambda: registry.queue.job(job.id).state == state, within_s=within_s, what=what)
+        except pytest.fail.Exception:
+            pytest.fail(f"{what} did not hold: {registry.queue.job(job.id)}\n{dispatcher.said()[-4000:]}")
+        return registry.queue.job(job.id)
+
+    return wait
+
+
+def begun(registry: Registry, job: Job, attempt: int = 1) -> int | None:
+    """The process of an attempt, once it has begun."""
+    return next((row.pid for row in registry.queue.attempts(job.id) if row.attempt == attempt and row.pid), None)
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_job_runs_and_its_output_is_kept(registry: Registry, reaches: Callable[..., Job], tmp_path: Path) -> None:
+    job = submit(registry, steps=3, diary=str(tmp_path / "diary"))
+    done = reaches(job, JobState.SUCCEEDED)
+    assert done.result is not None
+    assert (done.result["attempt"], done.result["threads"]) == (1, 1)
+    assert done.node == done.result["node"]
+    assert done.progress is not None
+    assert done.progress["total"] == 3
+    log = "".join(chunk.text for chunk in registry.queue.logs(job.id))
+    assert "printed by the job\n" in log
+    assert "INFO entries: logged by the job" in log
+
+
+def test_what_does_not_fit_says_why_and_does_not_hold_up_the_rest(
+    registry: Registry, reaches: Callable[..., Job], eventually: Eventually
+) -> None:
+    gpu = submit(registry, gpus=1, priority=9)
+    wide = submit(registry, cpus=3, priority=9)
+    small = submit(registry)
+    reaches(small, JobState.SUCCEEDED)
+    eventually(lambda: registry.queue.job(wide.id).reason, within_s=10)
+    assert registry.queue.job(gpu.id).reason == "waiting: needs 1 GPU, the cluster has 0"
+    assert registry.queue.job(wide.id).reason == "waiting: needs 3 CPUs, the cluster has 2"
+    told = registry.queue.dispatchers()[0].cluster
+    assert {"job": gpu.id, "reason": "waiting: needs 1 GPU, the cluster has 0"} in told["waiting"]
+    assert told["nodes"][0]["cpus"] == 2
+    for job in (gpu, wide):
+        registry.queue.cancel(job.id)
+
+
+def test_a_full_cluster_says_so_and_the_job_runs_when_there_is_room(
+    registry: Registry, reaches: Callable[..., Job], eventually: Eventually
+) -> None:
+    first = submit(registry, cpus=2, steps=1000)
+    reaches(first, JobState.RUNNING)
+    second = submit(registry, cpus=1)
+    eventually(lambda: registry.queue.job(second.id).reason == "waiting: needs 1 CPU, 0 of 2 free", within_s=10)
+    registry.queue.cancel(first.id)
+    reaches(first, JobState.CANCELLED, within_s=15)
+    assert reaches(second, JobState.SUCCEEDED).reason is None
+
+
+def test_a_killed_worker_is_tried_again_at_once(
+    registry: Registry, settings: Settings, reaches: Callable[..., Job], eventually: Eventually, tmp_path: Path
+) -> None:
+    job = submit(registry, steps=60, diary=str(tmp_path / "diary"))
+    pid = eventually(lambda: begun(registry, job))
+    assert isinstance(pid, int)
+    time.sleep(0.5)
+    killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: registry.queue.job(job.id).losses == 1, within_s=settings.lease_s / 2)
+    assert time.monotonic() - killed_at < settings.lease_s / 2  # heard of, not waited for
+    done = reaches(job, JobState.SUCCEEDED)
+    assert (done.losses, done.errors, done.attempt, done.error) == (1, 0, 2, None)
+    outcomes = [attempt.outcome for attempt in registry.queue.attempts(job.id)]
+    assert outcomes == [AttemptOutcome.LOST, AttemptOutcome.SUCCEEDED]
+    assert (tmp_path / "diary").read_text().splitlines()[-1] == "2 end"
+
+
+def test_a_job_that_is_lost_too_often_fails_and_says_so(
+    registry: Registry, reaches: Callable[..., Job], eventually: Eventually
+) -> None:
+    job = submit(registry, steps=1000, loss_budget=0)
+    pid = eventually(lambda: begun(registry, job))
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGKILL)
+    done = reaches(job, JobState.FAILED)
+    assert done.error is None
+    assert done.reason is not None
+    assert "lost 1 time" in done.reason
+
+
+def test_an_error_of_the_job_is_kept_with_its_traceback(registry: Registry, reaches: Callable[..., Job]) -> None:
+    job = submit(registry, steps=3, error_at=1)
+    wrong = submit(registry, steps=3, input_error_at=0, error_budget=3)
+    failed = reaches(job, JobState.FAILED)
+    assert failed.error is not None
+    assert failed.error.startswith("Traceback")
+    assert failed.error.rstrip().endswith("ZeroDivisionError: the spec asked for this")
+    # What the user asked for is not asked for again.
+    refused = reaches(wrong, JobState.FAILED)
+    assert (refused.error, refused.attempt) == ("expected something else", 1)
+
+
+def test_cancelling_ends_a_job_that_listens_with_what_it_has(
+    registry: Registry, reaches: Callable[..., Job], eventually: Eventually
+) -> None:
+    job = submit(registry, steps=1000)
+    eventually(lambda: (registry.queue.job(job.id).progress or {}).get("done", 0) > 2)
+    registry.queue.cancel(job.id)
+    done = reaches(job, JobState.CANCELLED, within_s=15)
+    assert done.result is not None
+    assert done.result["stopped_at"] > 2
+    assert "stopped on request" in "".join(chunk.text for chunk in registry.queue.logs(job.id))
+
+
+def test_one_that_does_not_listen_is_killed_after_the_grace(
+    registry: Registry, settings: Settings, reaches: Callable[..., Job], eventually: Eventually
+) -> None:
+    cancelled = submit(registry, steps=10_000, deaf=True)
+    late = submit(registry, steps=10_000, deaf=True, time_limit_s=1.0)
+    pids = [eventually(lambda job=job: begun(registry, job)) for job in (cancelled, late)]
+    registry.queue.cancel(cancelled.id)
+    reaches(cancelled, JobState.CANCELLED, within_s=15)
+    done = reaches(late, JobState.FAILED, within_s=15)
+    assert done.error is not None
+    assert "time limit of 1 s" in done.error
+    eventually(lambda: not any(isinstance(pid, int) and alive(pid) for pid in pids), within_s=15)
+
+
+def test_a_paused_worker_that_wakes_up_late_changes_nothing(
+    registry: Registry, reaches: Callable[..., Job], eventually: Eventually, tmp_path: Path
+) -> None:
+    job = submit(registry, steps=40, diary=str(tmp_path / "diary"))
+    pid = eventually(lambda: begun(registry, job))
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGSTOP)
+    done = reaches(job, JobState.SUCCEEDED, within_s=40)
+    assert (done.losses, done.attempt) == (1, 2)
+    if alive(pid):
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: not alive(pid), within_s=20)
+    assert "1 end" not in (tmp_path / "diary").read_text()
+    assert registry.queue.job(job.id) == done
+
+
+def test_a_killed_dispatcher_is_followed_by_one_that_adopts(
+    registry: Registry, dispatcher: DispatcherProcess, reaches: Callable[..., Job], eventually: Eventually, tmp_path: Path
+) -> None:
+    job = submit(registry, steps=120, diary=str(tmp_path / "diary"))
+    queued = submit(registry, cpus=2, steps=1)
+    pid = eventually(lambda: begun(registry, job))
+    assert isinstance(pid, int)
+    dispatcher.kill()
+    time.sleep(1.0)
+    assert alive(pid)
+    dispatcher.restart()
+    done = reaches(job, JobState.SUCCEEDED)
+    assert (done.attempt, done.losses) == (1, 0)
+    assert (tmp_path / "diary").read_text().splitlines() == [f"1 begin {pid}", "1 end"]
+    assert "adopted" in dispatcher.said()
+    reaches(queued, JobState.SUCCEEDED)
+
+
+def test_a_worker_that_dies_while_no_dispatcher_is_up_is_rescued(
+    registry: Registry, dispatcher: DispatcherProcess, reaches: Callable[..., Job], eventually: Eventually
+) -> None:
+    job = submit(registry, steps=60)
+    pid = eventually(lambda: begun(registry, job))
+    assert isinstance(pid, int)
+    dispatcher.kill()
+    os.kill(pid, signal.SIGKILL)
+    dispatcher.restart()
+    done = reaches(job, JobState.SUCCEEDED, within_s=40)
+    assert (done.attempt, done.losses) == (2, 1)
+
+
+def test_two_dispatchers_at_once_run_everything_once(
+    registry: Registry, settings: Settings, ray_cluster: RayCluster, reaches: Callable[..., Job], tmp_path: Path
+) -> None:
+    second = DispatcherProcess(settings, ray_cluster)
+    try:
+        jobs = [submit(registry, cpus=0.5, steps=2, diary=str(tmp_path / f"diary-{n}")) for n in range(4)]
+        for n, job in enumerate(jobs):
+            assert reaches(job, JobState.SUCCEEDED, within_s=60).attempt == 1
+            assert len((tmp_path / f"diary-{n}").read_text().splitlines()) == 2
+    finally:
+        assert second.stop() == 0
+
+
+def test_told_to_stop_it_leaves_its_jobs_alone(
+    registry: Registry, dispatcher: DispatcherProcess, reaches: Callable[..., Job], eventually: Eventually
+) -> None:
+    job = submit(registry, steps=80)
+    pid = eventually(lambda: begun(registry, job))
+    assert isinstance(pid, int)
+    assert psutil.Process(dispatcher.process.pid).memory_info().rss < 250e6
+    assert dispatcher.stop() == 0
+    later = submit(registry, steps=1)
+    assert reaches(job, JobState.SUCCEEDED).attempt == 1
+    assert registry.queue.job(later.id).state == JobState.QUEUED
+    dispatcher.restart()
+    reaches(later, JobState.SUCCEEDED)

@@ -1,0 +1,207 @@
+"""One attempt at a job, from its beginning to its final state, under a lease that this process keeps by itself.
+
+What ends an attempt from outside, raised by `HeldJob.check`:
+
+    Stop
+    ├── CancelRequested  somebody asked the job to stop; it writes a last checkpoint and ends as cancelled
+    └── DeadlinePassed   the job's time limit is over; it ends as failed
+    and LeaseLost        (services.registry) another attempt may hold the job: this one stops and says nothing any more
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import stamina
+from pydantic import ValidationError
+
+from loopcore.errors import InputError, LoopcoreError
+from loopcore.specs import JobSpec, parse_job
+from services.registry import Fence, Job, LeaseLost, Registry, RegistryUnavailable, SchemaTooNew, SchemaTooOld
+from services.settings import Settings
+from services.tracking import Tracking
+from workers.capture import Captured
+from workers.keeper import Keeper, seconds
+
+__all__ = ["CancelRequested", "DeadlinePassed", "HeldJob", "Stop", "run_attempt"]
+
+RATE_OVER_S = 20.0  # seconds that a progress rate looks back
+
+Answer = TypeVar("Answer")
+
+_log = logging.getLogger(__name__)
+
+
+class Stop(Exception):
+    """The attempt is to end, for a reason that is not in the work itself."""
+
+
+class CancelRequested(Stop):
+    """Somebody asked the job to stop."""
+
+
+class DeadlinePassed(Stop):
+    """The job's time limit is over."""
+
+
+class HeldJob:
+    """What a job's code is given: its spec, where to write, and whether to go on."""
+
+    def __init__(self, job: Job, settings: Settings, registry: Registry, keeper: Keeper) -> None:
+        self.job = job
+        self.fence = job.fence
+        self.settings = settings
+        self.registry = registry
+        self.result: dict[str, Any] | None = None
+        """What a cancelled job has to show; kept with it."""
+        self._keeper = keeper
+        self._seen: deque[tuple[float, float]] = deque()
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        return parse_job(self.job.spec)
+
+    @cached_property
+    def tracking(self) -> Tracking:
+        return Tracking(self.settings)
+
+    @property
+    def threads(self) -> int:
+        """Threads this process may compute with: its granted CPUs, at least one."""
+        return max(1, int(self.job.cpus))
+
+    @property
+    def granted_gpu(self) -> bool:
+        return self.job.gpus > 0
+
+    def check(self) -> None:
+        """Call it often. Raises CancelRequested, DeadlinePassed, LeaseLost."""
+        if self._keeper.failing():
+            raise self._keeper.lost or LeaseLost(self.fence.job, self.fence.attempt, "the lease could not be renewed in time")
+        if self._keeper.cancel_requested:
+            raise CancelRequested
+        if self._keeper.deadline_passed:
+            limit = self.job.time_limit_s or 0.0
+            raise DeadlinePassed(f"not done within its time limit of {limit:g} s; raise time_limit_s, or ask for less")
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `check` would raise."""
+        return self._keeper.failing() or self._keeper.cancel_requested or self._keeper.deadline_passed
+
+    def progress(self, done: float, total: float | None = None, note: str = "", *, unit: str = "steps") -> None:
+        """Tells how far the job is; people see it within about a second. `rate` is in units a second."""
+        now = seconds()
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[1][0] > RATE_OVER_S:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        rate = (done - before) / (now - began) if now > began else None
+        left_s = (total - done) / rate if rate and total is not None else None
+        self._keeper.tell({"done": done, "total": total, "unit": unit, "rate": rate, "left_s": left_s, "note": note})
+
+    def write(self, call: Callable[[], Answer]) -> Answer:
+        """Runs a write to the registry, again while the registry is away and the lease lasts. Raises LeaseLost."""
+        while True:
+            try:
+                return call()
+            except RegistryUnavailable as error:
+                if self._keeper.failing():
+                    raise LeaseLost(self.fence.job, self.fence.attempt, f"the registry is away: {error}") from error
+                time.sleep(0.5)
+
+
+def run_attempt(entry: str, job: int, attempt: int, settings_json: str, *, node: str | None = None) -> str:
+    """Runs `entry` ("workers.train:run") for an attempt that a dispatcher claimed, and writes its end to the registry.
+
+    Gives the state the job is in then, or `lost` where it is no longer this attempt's or the registry stayed away.
+    """
+    settings = Settings.model_validate_json(settings_json)
+    fence = Fence(job, attempt)
+    _keep_quiet()
+    registry = _open(settings)
+    with registry:
+        try:
+            row = registry.queue.begin(fence, node or socket.gethostname(), os.getpid())
+            captured = Captured()
+            with Keeper(registry, fence, settings, captured) as keeper, captured:
+                held = HeldJob(row, settings, registry, keeper)
+                return _work(entry, held, keeper)
+        except (LeaseLost, RegistryUnavailable) as lost:
+            _log.warning("%s", lost)
+            return "lost"
+
+
+def _work(entry: str, held: HeldJob, keeper: Keeper) -> str:
+    queue, fence = held.registry.queue, held.fence
+    try:
+        result = _load(entry, held.threads)(held)
+    except (LeaseLost, RegistryUnavailable):
+        raise  # neither is the job's own error
+    except CancelRequested:
+        _log.info("stopped on request")
+        return _end(held, keeper, lambda: queue.cancelled(fence, held.result))
+    except Exception as error:
+        text, retry = _told(error)
+        return _end(held, keeper, lambda: queue.fail(fence, text, retry=retry))
+    return _end(held, keeper, lambda: queue.succeed(fence, result))
+
+
+def _end(held: HeldJob, keeper: Keeper, report: Callable[[], Job]) -> str:
+    # The output first: once the job has ended nothing of this attempt is taken any more.
+    held.write(keeper.deliver)
+    return str(held.write(report).state)
+
+
+def _told(error: Exception) -> tuple[str, bool]:
+    """What the registry keeps of an error, and whether another try could go otherwise."""
+    _log.error("the job failed", exc_info=error)
+    if isinstance(error, ValidationError):
+        return f"the job's spec is not valid: {error}", False
+    if isinstance(error, LoopcoreError | DeadlinePassed):  # its message is written for people
+        return str(error), not isinstance(error, InputError | DeadlinePassed)
+    return "".join(traceback.format_exception(error)), True
+
+
+def _load(entry: str, threads: int) -> Callable[[HeldJob], dict[str, Any]]:
+    """The function behind "module:name", with computing threads limited before anything large is imported."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    module, _, function = entry.partition(":")
+    loaded = importlib.import_module(module)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+    return getattr(loaded, function)
+
+
+def _open(settings: Settings) -> Registry:
+    """The registry, waited for as long as the claim's lease may last."""
+    away = stamina.retry_context(
+        on=_is_away, attempts=None, timeout=settings.lease_s, wait_initial=0.2, wait_max=5.0, wait_jitter=0.2
+    )
+    for attempt in away:
+        with attempt:
+            return Registry.open(settings.registry_url)
+    raise AssertionError("stamina either returns or raises")
+
+
+def _is_away(error: Exception) -> bool:
+    return isinstance(error, RegistryUnavailable) and not isinstance(error, SchemaTooNew | SchemaTooOld)
+
+
+def _keep_quiet() -> None:
+    """Libraries' own notes that would drown the job's."""
+    stamina.instrumentation.set_on_retry_hooks(())
+    for name in ("alembic", "mlflow", "urllib3", "matplotlib", "ray"):
+        logging.getLogger(name).setLevel(logging.ERROR)

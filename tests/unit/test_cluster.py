@@ -94,7 +94,7 @@ def test_a_job_that_directs_holds_its_cpus_before_its_trials_take_them() -> None
 def test_shares_of_a_cpu_add_up_without_rounding_errors_becoming_a_shortage() -> None:
     node = a_node("only", cpus=1)
     live = [a_job(number, cpus=0.1, node=on(node)) for number in range(1, 8)]
-    assert 0.3 != Ledger.count([node], live, {}).free[node.id].cpus
+    assert Ledger.count([node], live, {}).free[node.id].cpus != 0.3
     assert Ledger.count([node], live, {}).free[node.id].holds(Room(cpus=0.3))
 
 

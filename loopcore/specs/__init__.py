@@ -7,21 +7,36 @@ from loopcore.specs.job import JOB_KINDS, JobSpec, ProbeJob, RegisterJob, Resour
 from loopcore.specs.model import ModelSpec, ScalingSpec
 from loopcore.specs.probe import ProbeSpec
 from loopcore.specs.serve import ModelName, RegisterSpec, ServeSpec
-from loopcore.specs.task import InstalledTask, TaskSpec, TextTask, WordTask
+from loopcore.specs.task import (
+    ChessTask,
+    IncrementTask,
+    InstalledTask,
+    MazeTask,
+    ParityTask,
+    PrefixSumTask,
+    TaskSpec,
+    TextTask,
+    WordTask,
+)
 from loopcore.specs.train import OptimizerSpec, TrainSpec
 from loopcore.specs.tune import TrialPoint, TuneSpec
 
 __all__ = [
     "JOB_KINDS",
+    "ChessTask",
     "ContractSpec",
     "FixedLoops",
     "HaltingSpec",
+    "IncrementTask",
     "InstalledTask",
     "JobSpec",
     "LogLoops",
+    "MazeTask",
     "ModelName",
     "ModelSpec",
     "OptimizerSpec",
+    "ParityTask",
+    "PrefixSumTask",
     "ProbeJob",
     "ProbeSpec",
     "ProportionalLoops",

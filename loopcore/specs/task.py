@@ -10,7 +10,19 @@ from pydantic import Field, field_validator
 
 from loopcore.specs.base import Spec
 
-__all__ = ["LARGEST_GROUP", "InstalledTask", "TaskSpec", "TextTask", "WordTask", "group_order"]
+__all__ = [
+    "LARGEST_GROUP",
+    "ChessTask",
+    "IncrementTask",
+    "InstalledTask",
+    "MazeTask",
+    "ParityTask",
+    "PrefixSumTask",
+    "TaskSpec",
+    "TextTask",
+    "WordTask",
+    "group_order",
+]
 
 LARGEST_GROUP = 5040  # elements: S7; a multiplication table of this size takes 200 MB
 
@@ -72,4 +84,69 @@ class InstalledTask(Spec):
     """What the package's task takes; it checks them itself."""
 
 
-TaskSpec = Annotated[WordTask | TextTask | InstalledTask, Field(discriminator="kind")]
+class ParityTask(Spec):
+    """Running parity of uniform bits: the target at position i is the sum of bits 1..i mod 2. An endless stream."""
+
+    kind: Literal["parity"] = "parity"
+
+
+class IncrementTask(Spec):
+    """A binary number plus one, least significant bit first, modulo 2^n: n bits in, n bits out."""
+
+    kind: Literal["increment"] = "increment"
+    carries: Literal["uniform", "random"] = "uniform"
+    """`uniform`: the carry's length is uniform in 0..n, so that every position has to wait for it as often as any other (ours).
+    `random`: uniform bits, whose carry runs past position i in one word of 2^i."""
+
+
+class PrefixSumTask(Spec):
+    """The easy-to-hard benchmark's prefix sums (arXiv 2106.04537, 2202.05826): for each length one fixed set of bit strings.
+
+    Targets are running sums mod 2. Below 24 bits the strings of a set differ; from 24 bits on they are drawn independently. Four
+    fifths of a set train, the rest is held out. The benchmark has lengths 16 to 64, 72, 128, 256 and 512; others may be asked.
+    """
+
+    kind: Literal["prefix_sum"] = "prefix_sum"
+    examples: int = Field(default=10_000, ge=5, le=10_000_000)
+    """Strings of each length, training and held out together. A length with no more strings than this has all of them in both."""
+    data_seed: int = Field(default=0, ge=0, lt=2**31)
+    """Draws the sets. A run's own seed only orders them."""
+
+
+class MazeTask(Spec):
+    """The easy-to-hard benchmark's mazes (arXiv 2106.04537, 2202.05826): mark the way from start to end.
+
+    A length is the side of the square, odd; a maze of side s has s^2 positions, row by row. The benchmark's sides are 9 to 59.
+    """
+
+    kind: Literal["maze"] = "maze"
+    train_examples: int = Field(default=50_000, ge=1, le=10_000_000)
+    """Training mazes of each side."""
+    held_out_examples: int = Field(default=10_000, ge=1, le=10_000_000)
+    """Held-out mazes of each side, drawn apart."""
+    data_seed: int = Field(default=0, ge=0, lt=2**31)
+    """Draws the mazes. A run's own seed only orders them."""
+    folder: str | None = None
+    """Folder that generated mazes are kept in for the next process. Empty: every process generates what it needs."""
+
+
+class ChessTask(Spec):
+    """Chess puzzles as in the easy-to-hard benchmark (arXiv 2106.04537): mark where the best move starts and ends.
+
+    A length is the side of the board, 8; a board has 64 positions.
+    """
+
+    kind: Literal["chess"] = "chess"
+    file: str
+    """CSV of Lichess puzzles, unpacked: https://database.lichess.org/#puzzles (lichess_db_puzzle.csv.zst, public domain). Of each
+    row the first four fields count: PuzzleId, FEN, Moves, Rating."""
+    train_examples: int = Field(default=600_000, ge=1)
+    """The easiest puzzles, by rating, that are trained on."""
+    held_out_examples: int = Field(default=100_000, ge=1)
+    """The puzzles next in rating, held out."""
+
+
+TaskSpec = Annotated[
+    WordTask | TextTask | InstalledTask | ParityTask | IncrementTask | PrefixSumTask | MazeTask | ChessTask,
+    Field(discriminator="kind"),
+]

@@ -5,13 +5,40 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from loopcore.errors import InputError
-from loopcore.specs.task import InstalledTask, TaskSpec, TextTask, WordTask
+from loopcore.specs.task import (
+    ChessTask,
+    IncrementTask,
+    InstalledTask,
+    MazeTask,
+    ParityTask,
+    PrefixSumTask,
+    TaskSpec,
+    TextTask,
+    WordTask,
+)
+from loopcore.tasks.bits import Increment, Parity, PrefixSums
+from loopcore.tasks.chess import Chess
 from loopcore.tasks.groups import Group, finite_group
+from loopcore.tasks.mazes import Mazes
 from loopcore.tasks.task import Batch, Split, Task
 from loopcore.tasks.text import Text
 from loopcore.tasks.words import WordProblem
 
-__all__ = ["Batch", "Group", "Split", "Task", "Text", "WordProblem", "finite_group", "load_task"]
+__all__ = [
+    "Batch",
+    "Chess",
+    "Group",
+    "Increment",
+    "Mazes",
+    "Parity",
+    "PrefixSums",
+    "Split",
+    "Task",
+    "Text",
+    "WordProblem",
+    "finite_group",
+    "load_task",
+]
 
 ENTRY_POINTS = "loopcore.tasks"
 
@@ -23,6 +50,16 @@ def load_task(spec: TaskSpec) -> Task:
             return WordProblem(spec)
         case TextTask():
             return Text(spec)
+        case ParityTask():
+            return Parity(spec)
+        case IncrementTask():
+            return Increment(spec)
+        case PrefixSumTask():
+            return PrefixSums(spec)
+        case MazeTask():
+            return Mazes(spec)
+        case ChessTask():
+            return Chess(spec)
         case InstalledTask():
             return _installed(spec)
 

@@ -116,12 +116,14 @@ def transfer_figure(points: Iterable[TransferPoint], *, title: str = "") -> Figu
     for axes, (rule, by_loops) in zip(panels, trials.items(), strict=True):
         for loops, by_rate in sorted(by_loops.items()):
             number = every_loops.index(loops)
-            _transfer_curve(axes, by_rate, number, f"T = {loops}", height=1.0 - 0.03 * (number + 1))
+            _transfer_curve(axes, by_rate, number, f"T = {loops}", height=1.0 - 0.04 * (number + 1))
         axes.set_title(rule)
         axes.set_xlabel("log2 learning rate")
         axes.grid(alpha=0.25)
         axes.legend(fontsize="small")
     panels[0].set_ylabel("loss")
+    low, high = panels[0].get_ylim()
+    panels[0].set_ylim(low, high + 0.06 * (len(every_loops) + 1) * (high - low))  # the crosses stand above every curve
     return figure
 
 

@@ -67,7 +67,7 @@ def parameter_groups(model: LoopedTransformer, spec: TrainSpec) -> list[dict[str
 
 def make_optimizer(model: LoopedTransformer, spec: TrainSpec) -> torch.optim.AdamW:
     """AdamW over `parameter_groups(model, spec)`. Move the model to its device first."""
-    return torch.optim.AdamW(parameter_groups(model, spec), betas=spec.optimizer.betas)
+    return torch.optim.AdamW(parameter_groups(model, spec), betas=spec.optimizer.betas, fused=True)
 
 
 def learning_rate_factor(step: int, optimizer: OptimizerSpec, *, steps: int, cooldown_from: int | None = None) -> float:

@@ -61,14 +61,24 @@ class ContractSpec(Spec):
     loops: LoopRule = ProportionalLoops()
     """Loops T as a function of length n."""
     input_schedule: Literal["all", "streaming"] = "all"
-    """`streaming` shows input i from loop i on and zeros before: an imposed seriality."""
+    """`streaming` shows input i from loop i on and zeros before: an imposed seriality, which takes at least n loops."""
     promote_at: UnitInterval = 0.98
-    """Held-out token accuracy that ends a stage (the last stage: that starts the cool-down)."""
+    """Held-out token accuracy that ends a stage; on the last one, what a run has to end with to have solved its task."""
 
     @model_validator(mode="after")
     def _lengths_grow(self) -> ContractSpec:
         if any(after <= before for before, after in zip(self.lengths, self.lengths[1:], strict=False)):
             raise ValueError(f"lengths must grow from stage to stage, got {list(self.lengths)}")
+        return self
+
+    @model_validator(mode="after")
+    def _streaming_shows_every_input(self) -> ContractSpec:
+        short = next((n for n in self.lengths if self.loops.loops(n) < n), None)
+        if self.input_schedule == "streaming" and short is not None:
+            raise ValueError(
+                f"streaming shows input i at loop i, so length {short} needs {short} loops or more, got "
+                f"{self.loops.loops(short)}; give the contract more loops, or show all inputs"
+            )
         return self
 
     @property

@@ -76,6 +76,10 @@ class TrainSpec(Spec):
                 f"learned positions reach length {self.model.max_length}, the contract asks for {self.contract.longest}; "
                 f"raise model.max_length"
             )
+        if self.contract.input_schedule == "streaming" and self.model.injection == "none":
+            raise ValueError(
+                "a streaming contract needs an injection, by which later inputs enter; set model.injection to linear"
+            )
         if self.task.kind == "text" and (len(self.contract.lengths) != 1 or self.optimizer.decay == "cooldown"):
             raise ValueError(
                 "a text task takes one contract length and optimizer.decay linear or none (stages and the cool-down are decided "

@@ -1,0 +1,103 @@
+"""A `train` job: one training, taken up where the attempt before left it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from loopcore.device import resolve_device
+from loopcore.errors import CheckpointNotWritten
+from loopcore.specs import TrainJob
+from loopcore.training import Training
+from services.registry import LeaseLost, RegistryUnavailable, RunState
+from workers.feed import Feed
+from workers.lease import HeldJob, Stop
+from workers.recording import COMPLETE, Recording, flat, pure
+
+__all__ = ["run"]
+
+TELL_S = 0.25  # seconds between two words about progress
+MLFLOW_AFTER_S = 30.0  # seconds that MLflow has to catch up once the training is over
+MLFLOW_STOPPED_S = 3.0  # and once the job was told to stop
+
+_log = logging.getLogger(__name__)
+
+
+def run(held: HeldJob) -> dict[str, Any]:
+    """Trains to the end of the spec; gives the final figures and where the last checkpoint is.
+
+    A diverged training is a result, not an error: `outcome` says so. Raises what ends a job, after a last checkpoint.
+    """
+    assert isinstance(held.spec, TrainJob)
+    spec = pure(held.spec)
+    records = held.registry.records
+    row = held.write(
+        lambda: records.open_run(held.fence, kind="train", spec=spec.resolved(), provenance=dict(held.job.provenance))
+    )
+    recording = Recording(held, row)
+    with Feed(held) as feed:
+        feed.follow(row, name=held.job.name or f"train {held.job.id}", params=flat(spec.resolved()))
+        if row.state in COMPLETE:  # the attempt before died between its last two writes
+            figures = row.figures or {}
+            state = row.state
+        else:
+            device = resolve_device(spec.device, granted_gpu=held.granted_gpu)
+            training = Training(spec, device=device.type, threads=held.threads)
+            try:
+                _train(held, training, recording)
+                saved = recording.save(training)
+            except (LeaseLost, RegistryUnavailable):
+                raise
+            except Exception as error:
+                state = RunState.CANCELLED if isinstance(error, Stop) else RunState.FAILED
+                if isinstance(error, Stop):
+                    held.result = _stopped(recording, training)
+                recording.finish(state, training.figures())
+                feed.end(row, state, training.figures())
+                feed.finish(MLFLOW_STOPPED_S)
+                raise
+            figures = training.figures() | {"checkpoint": str(saved.path), "device": device.type}
+            state = RunState.DIVERGED if training.outcome == "diverged" else RunState.FINISHED
+            recording.finish(state, figures)
+        feed.end(row, state, figures)
+        complete = feed.finish(MLFLOW_AFTER_S)
+        return {"run": row.id, **figures, "mlflow_run": feed.mlflow_run(row), "mlflow_complete": complete}
+
+
+def _train(held: HeldJob, training: Training, recording: Recording) -> None:
+    spec = training.spec
+    saved_at = recording.resume(training)
+    told_at = 0.0
+    while not training.finished:
+        held.check()
+        progress = training.advance()
+        recording.add(progress.step, progress.metrics)
+        if progress.evaluated:
+            _log.info("%s", _words(training))
+        if progress.step - saved_at >= spec.checkpoint_every and not training.finished:
+            recording.save(training)
+            saved_at = progress.step
+        if time.monotonic() - told_at >= TELL_S or training.finished:
+            told_at = time.monotonic()
+            held.progress(progress.step, spec.steps, _words(training))
+
+
+def _stopped(recording: Recording, training: Training) -> dict[str, Any]:
+    """What a training that was told to stop leaves behind: a checkpoint of where it was, if the disk takes it."""
+    try:
+        place = str(recording.save(training).path)
+        _log.info("stopped at step %d; a retry goes on from %s", training.step_count, place)
+    except CheckpointNotWritten as error:
+        place = None
+        _log.error("%s", error)
+    return {"run": recording.run.id, **training.figures(), "checkpoint": place}
+
+
+def _words(training: Training) -> str:
+    stages, found = training.stages, training.evaluation
+    stage = f"stage {stages.index + 1} of {len(training.spec.contract.lengths)}, length {stages.length}, {stages.loops} loops"
+    if found is None:
+        return stage
+    accuracy = f", accuracy {found['token_accuracy']:.3f}" if training.task.score != "loss" else ""
+    return f"{stage}; at step {found['step']}, length {found['length']}: held-out loss {found['loss']:.4f}{accuracy}"

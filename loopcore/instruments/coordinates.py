@@ -63,6 +63,8 @@ class CoordinateCheck:
         """Mean |x| a seed at one place and step; None for an activation that this place does not have."""
         if activation.visit == LAST:
             there = [found for found, by in self.sizes.items() if found.name == activation.name and (value, step) in by]
+            if not there:
+                return None
             activation = max(there, key=_order)
         return self.sizes[activation].get((value, step))
 

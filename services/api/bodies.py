@@ -1,0 +1,199 @@
+"""What the API takes and gives, where that is not a spec or a row of the registry as it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from loopcore.specs import JobSpec, RegisterSpec, ServeSpec, Spec
+from services.registry import Attempt, CheckpointRow, CurvePoint, DispatcherRow, Job, LogChunk, Measurement, Run, Served
+from services.tracking import ModelInfo
+
+__all__ = [
+    "BODIES",
+    "Attempts",
+    "Checkpoints",
+    "Cluster",
+    "Curve",
+    "Health",
+    "JobDetail",
+    "JobPage",
+    "Kind",
+    "LogPage",
+    "Measurements",
+    "ModelList",
+    "Number",
+    "PromoteRequest",
+    "Provenance",
+    "RunPage",
+    "ServeRequest",
+    "ServedList",
+    "SubmitAnswer",
+    "SubmitRequest",
+    "Text",
+]
+
+Kind = Literal["train", "probe", "tune", "register", "serve"]
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"expected printable characters, got {text[:40]!r}")
+    return text
+
+
+Number = Annotated[int, Field(ge=1, lt=2**63)]
+Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+
+
+class Provenance(Spec):
+    """Where a submission comes from."""
+
+    commit: str | None = Field(default=None, max_length=200)
+    """Commit of the code that submitted it."""
+    dirty: str | None = Field(default=None, max_length=200)
+    """Digest of what was changed since that commit; empty for a clean tree."""
+    packages: dict[str, str] = Field(default={}, max_length=200)
+    """Versions of the packages that can change a result."""
+    python: str | None = Field(default=None, max_length=200)
+    platform: str | None = Field(default=None, max_length=200)
+    host: str | None = Field(default=None, max_length=300)
+
+
+class _Queued(Spec):
+    """How a job is queued."""
+
+    priority: Priority = 0
+    """Higher goes first."""
+    key: Text | None = None
+    """A name that at most one unfinished job has: submitting the same spec under it again gives that job."""
+    user: Text | None = None
+    """Who asks."""
+    provenance: Provenance = Provenance()
+
+
+class SubmitRequest(_Queued):
+    """A job to be queued."""
+
+    spec: JobSpec
+    after: tuple[Number, ...] = Field(default=(), max_length=1000)
+    """Jobs that must succeed first, besides those that the spec names."""
+    delay_s: float = Field(default=0.0, ge=0.0, le=1e9)
+    """Seconds before which it is not started."""
+
+
+class PromoteRequest(RegisterSpec, _Queued):
+    """Queues the `register` job that publishes a run."""
+
+
+class ServeRequest(ServeSpec, _Queued):
+    """Queues the `serve` job that brings a model version up."""
+
+
+# The body's model by the name of the route that takes it, for messages that name its fields.
+BODIES: dict[str, Any] = {"submit_job": SubmitRequest, "promote_model": PromoteRequest, "serve_model": ServeRequest}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDetail(Job):
+    """One job with the jobs it needs."""
+
+    needs: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, job: Job, needs: tuple[int, ...]) -> JobDetail:
+        return cls(**{field.name: getattr(job, field.name) for field in fields(Job)}, needs=needs)
+
+
+@dataclass(frozen=True)
+class SubmitAnswer:
+    """The job, and whether it is new or held the key already."""
+
+    job: Job
+    created: bool
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """Jobs, newest first; `next` is the `before` of the next page, empty on the last one."""
+
+    jobs: list[Job]
+    next: int | None
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Pieces of log; `next` is the `after` of the next page. `ended`: the job had ended before they were read."""
+
+    chunks: list[LogChunk]
+    next: int
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """All tries at a job, oldest first."""
+
+    attempts: list[Attempt]
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """Runs; `next` is the `before` of the next page, empty on the last one."""
+
+    runs: list[Run]
+    next: int | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points by step and name; a value that was not a finite number is null."""
+
+    points: list[CurvePoint]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What instruments found."""
+
+    measurements: list[Measurement]
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """A run's checkpoints, newest first."""
+
+    checkpoints: list[CheckpointRow]
+
+
+@dataclass(frozen=True)
+class ModelList:
+    """Registered models."""
+
+    models: list[ModelInfo]
+
+
+@dataclass(frozen=True)
+class ServedList:
+    """What the inference service is to have up."""
+
+    served: list[Served]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Dispatchers that announced themselves lately, with their clusters, and the number of jobs in each state."""
+
+    dispatchers: list[DispatcherRow]
+    counts: dict[str, int]
+    now: float  # seconds since 1970, by the database's clock
+
+
+@dataclass(frozen=True)
+class Health:
+    """The state of this process."""
+
+    status: Literal["ok"] = "ok"

@@ -67,7 +67,8 @@ class MemoryQueue:
 
     def submit_many(self, submissions: Sequence[Submission]) -> list[Submitted]:
         with self._lock:
-            newest = {need: self._newest(self.job(need)).id for one in submissions for need in one.needs}
+            wanted = sorted({need for one in submissions for need in one.needs})
+            newest = {need: self._newest(self.job(need)).id for need in wanted}
             taken: dict[str, str] = {}
             for one in submissions:
                 holder = self._holder(one.key)
@@ -426,7 +427,7 @@ class MemoryQueue:
         changed = True
         while changed:
             waiting = [job.id for job in self._jobs.values() if job.state in STARTS and self._needs[job.id]]
-            changed = any([self._settle_one(job) for job in waiting])
+            changed = sum(self._settle_one(job) for job in waiting) > 0
 
     def _settle_one(self, number: int) -> bool:
         job = self._jobs[number]

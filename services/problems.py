@@ -140,7 +140,7 @@ def _place(annotation: Any, loc: tuple[int | str, ...]) -> tuple[str, list[str]]
     siblings: list[str] = []
     for part in loc:
         chosen = [model for model in models if _tag(model) == part]
-        if chosen and not any(part in model.model_fields for model in models):
+        if len(models) > 1 and chosen:  # where several are possible, pydantic puts the tag of the one meant first
             models = chosen
             continue
         siblings = sorted({name for model in models for name in model.model_fields})

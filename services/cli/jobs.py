@@ -213,7 +213,7 @@ def show_job(job: int = JOB, as_json: bool = AS_JSON) -> None:
             "name": found["name"],
             "state": found["state"],
             "reason": found["reason"],
-            "progress": f"{done:g}/{total:g} {progress.get('unit', '')}, {span(left)} left" if done is not None and total else "",
+            "progress": f"{done:g}/{total:g} {progress.get('unit', '')}{f', {span(left)} left' if left else ''}" if total else "",
             "submitted": f"{age(found['created_at'])}{' by ' + found['user'] if found['user'] else ''}",
             "started": age(found["started_at"]),
             "took": span(took) if found["started_at"] and found["finished_at"] else "",

@@ -8,6 +8,8 @@ import typer
 
 __all__ = ["register"]
 
+FIGURES_SHOWN = 8  # a row; `loop run` shows all
+
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
@@ -44,8 +46,8 @@ def list_runs(
 def _figures(figures: dict[str, Any] | None) -> str:
     from services.cli.output import number
 
-    plain = {name: value for name, value in (figures or {}).items() if not isinstance(value, dict | list)}
-    return ", ".join(f"{name} {number(value)}" for name, value in plain.items())
+    plain = [(name, value) for name, value in (figures or {}).items() if value is not None and not isinstance(value, dict | list)]
+    return ", ".join(f"{name} {number(value)}" for name, value in plain[:FIGURES_SHOWN])
 
 
 def show_run(

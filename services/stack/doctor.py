@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from services.settings import Settings
+from services.settings import Settings, without_password
 from services.stack import state
 from services.stack.ports import free_port_near, is_free
 
@@ -173,7 +173,7 @@ def _registry(settings: Settings) -> Iterator[Finding]:
         yield Finding("registry", "problem", str(error))
         return
     with registry:
-        yield Finding("registry", "ok", f"{registry.place}, its schema is the one of this version")
+        yield Finding("registry", "ok", f"{without_password(settings.registry_url)}, its schema is the one of this version")
         skew = registry.ping() - time.time()
         if abs(skew) > MOST_SKEW_S:
             advice = "set both clocks by NTP; jobs go by the database's clock alone, what people see does not"

@@ -1,0 +1,57 @@
+"""What instruments that reach into the loop ask of a model, and the words they are given.
+
+Shapes: B words, N positions, P = N + BOS, D width, V classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from loopcore.errors import InputError
+from loopcore.instruments.accuracy import Words
+
+__all__ = ["Drawn", "Steppable", "drawn_words", "with_loops"]
+
+
+class Steppable(Protocol):
+    """A model whose loops can be taken one by one. `LoopedTransformer` is one; so is whatever has these five."""
+
+    def embed(self, tokens_BN: Tensor) -> Tensor: ...
+    def start(self, e_BPD: Tensor) -> Tensor: ...
+    def loop(self, h_BPD: Tensor, e_BPD: Tensor, t: int) -> Tensor: ...
+    def readout(self, h_BPD: Tensor) -> Tensor: ...
+    def iterate(self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None) -> Iterator[Tensor]: ...
+
+
+class Drawn(NamedTuple):
+    """One batch of the words measured, on the model's device."""
+
+    batch: int
+    first: int
+    """Number of its first word among all that are measured."""
+    tokens_BN: Tensor
+    targets_BN: Tensor
+
+
+def drawn_words(model: Steppable, task: Words, *, words: int, length: int, seed: int, split: str, batch: int) -> Iterator[Drawn]:
+    """The same words, in the same batches, as `correct_by_loop` measures. Raises InputError for counts below 1."""
+    if min(words, length, batch) < 1:
+        raise InputError(f"expected words, length and batch of at least 1, got {words}, {length} and {batch}")
+    weight = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+    device = None if weight is None else weight.device
+    for number, first in enumerate(range(0, words, batch)):
+        size = min(batch, words - first)
+        drawn = task.random_batch(seed=seed, split=split, index=number, size=size, length=length)
+        yield Drawn(number, first, drawn.tokens.to(device), drawn.targets.to(device))
+
+
+def with_loops(model: Steppable, loops: int) -> str | None:
+    """Why the model cannot take `loops` loops; None where it can."""
+    limit: int | None = getattr(model, "untied_loops", None)
+    if limit is None or loops <= limit:
+        return None
+    return f"the instrument needs {loops} loops and this untied model has weights for {limit}"

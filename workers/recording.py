@@ -63,6 +63,10 @@ class Recording:
         if time.monotonic() - self._flushed_at >= FLUSH_S:
             self.flush()
 
+    def add_point(self, point: CurvePoint) -> None:
+        """Adds one value, to be written by the next `flush`."""
+        self._points.append(point)
+
     def flush(self) -> None:
         """Writes the points that are left. Raises LeaseLost."""
         held, points, self._points = self._held, self._points, []

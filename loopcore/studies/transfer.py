@@ -81,14 +81,22 @@ def transfer_table(spec: TuneSpec, trials: Iterable[Trial]) -> list[TransferRow]
                 ran = [found[work] for point in points if (work := spec.stands_for(point)) in found]
                 if ran:
                     by_rate[log2_lr] = ran
-            row = _row(rule, loops, by_rate, base, is_base=loops == spec.loops[0])
+            row = _row(rule, loops, by_rate, base, is_base=loops == spec.loops[0], ends=(min(spec.log2_lrs), max(spec.log2_lrs)))
             if loops == spec.loops[0]:
                 base = row.optimum_log2_lr
             rows.append(row)
     return rows
 
 
-def _row(rule: str, loops: int, by_rate: dict[float, list[Trial]], base: float | None, *, is_base: bool) -> TransferRow:
+def _row(
+    rule: str,
+    loops: int,
+    by_rate: dict[float, list[Trial]],
+    base: float | None,
+    *,
+    is_base: bool,
+    ends: tuple[float, float],
+) -> TransferRow:
     means = {rate: _mean(trials) for rate, trials in by_rate.items()}
     decided = {rate: mean for rate, mean in means.items() if mean is not None}
     optimum, best = None, None
@@ -108,7 +116,7 @@ def _row(rule: str, loops: int, by_rate: dict[float, list[Trial]], base: float |
         high=max(seeds, default=None),
         drift_octaves=None if optimum is None or base is None else optimum - base,
         regret=None if at_base is None or best is None else at_base - best,
-        at_edge=optimum is not None and optimum in (min(by_rate), max(by_rate)),
+        at_edge=optimum in ends,
         base_diverged=base is not None and base in means and means[base] is None,
         diverged=sum(trial.diverged for trials in by_rate.values() for trial in trials),
         trials=sum(len(trials) for trials in by_rate.values()),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from loopcore.errors import InputError
+from loopcore.statistics import wilson
 
 __all__ = ["AccuracyByLoop", "correct_by_loop", "exact_by_prefix", "measure_accuracy", "wilson"]
 
@@ -131,13 +132,6 @@ def measure_accuracy(correct_TBN: Tensor) -> AccuracyByLoop:
         position_TN=tuple(tuple(row) for row in position_TN.tolist()),
         token_interval_T=tuple(zip(low_T.tolist(), high_T.tolist(), strict=True)),
     )
-
-
-def wilson(share: float, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson score interval of a share seen in `trials` independent trials; z = 1.96 is 95 %."""
-    spread = z * (share * (1 - share) / trials + z * z / (4 * trials * trials)) ** 0.5
-    centre, scale = share + z * z / (2 * trials), 1 + z * z / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def _row(axes: dict[str, Any], value: float, low: float, high: float) -> dict[str, Any]:

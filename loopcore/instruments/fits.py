@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from loopcore.errors import InputError, Undecided
+from loopcore.errors import Undecided
 from loopcore.instruments.speed import MIN_POINTS, fit_lines
+from loopcore.statistics import mean_interval, student_quantile
 
 __all__ = ["PowerFit", "finite", "fit_power", "mean_interval", "row", "student_quantile"]
 
@@ -69,44 +70,6 @@ def fit_power(x_X: Sequence[float], y_SX: Sequence[Sequence[float]], *, confiden
         reach = student_quantile(confidence, freedom) * spread
         low, high = exponent - reach, exponent + reach
     return PowerFit(exponent, low, high, math.exp(float(intercept_S.mean())), float(r2_S.mean()), len(x), len(y), confidence)
-
-
-def mean_interval(values_S: Sequence[float], confidence: float = 0.95) -> tuple[float, float | None, float | None]:
-    """(mean, low, high) of independent values by Student's t; no interval of one value or of values that are not all finite."""
-    seeds = len(values_S)
-    mean = sum(values_S) / seeds
-    if seeds < 2 or not all(map(math.isfinite, values_S)):
-        return mean, None, None
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values_S) / (seeds - 1) / seeds)
-    reach = student_quantile(confidence, seeds - 1) * spread
-    return mean, mean - reach, mean + reach
-
-
-def student_quantile(confidence: float, freedom: int) -> float:
-    """t such that a Student variable with `freedom` degrees of freedom lies in [-t, t] with probability `confidence`.
-
-    By bisection of the closed form for a whole number of degrees (Abramowitz and Stegun 26.7.3 and 26.7.4). Raises
-    InputError for a confidence outside (0, 1).
-    """
-    if not 0.0 < confidence < 1.0:
-        raise InputError(f"a confidence lies between 0 and 1, got {confidence:g}")
-    assert freedom >= 1
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):  # halvings: past the last bit of a double
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_within(middle, freedom) < confidence else (low, middle)
-    return math.sqrt(freedom) * math.tan((low + high) / 2)
-
-
-def _student_within(angle: float, freedom: int) -> float:
-    """P(|t| <= sqrt(freedom) tan(angle))."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for k in range(odd, freedom - 1, 2):
-        total += term
-        term *= cosine * cosine * (k + 1) / (k + 2)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
 def row(

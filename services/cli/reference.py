@@ -138,7 +138,7 @@ def specs_page() -> str:
         title = f"`kind: {get_args(kind.annotation)[0]}`" if model in jobs and kind is not None else model.__name__
         rows = [
             f"| `{name}` | {_type(field)} | {_default(field)} | {_text(field.description)} |"
-            for name, field in model.model_fields.items()
+            for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] != "kind")
         ]
         head = [f'<a id="{model.__name__.lower()}"></a>', f"## {title}", _text(model.__doc__)]
         parts += [*head, "| field | type | default | |\n|---|---|---|---|\n" + "\n".join(rows)]

@@ -33,15 +33,18 @@ def main() -> int:
         except (BrokenPipeError, ValueError):
             pipe = None  # nobody waits any more
 
-    def note(text: str) -> None:
+    def log(text: str) -> None:
         sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
+
+    def note(text: str) -> None:
+        log(text)
         tell({"note": text})
 
     try:
         Supervisor(Settings.load(), note=note).run(lambda state: tell({"ready": state}))
     except (SettingsError, StackError) as error:
         code = error.exit_code if isinstance(error, StackError) else 2
-        note(str(error))
+        log(str(error))
         tell({"error": str(error), "exit_code": code})
         return code
     return 0

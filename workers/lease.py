@@ -165,7 +165,8 @@ def _end(held: HeldJob, keeper: Keeper, report: Callable[[], Job]) -> str:
 
 def _told(error: Exception) -> tuple[str, bool]:
     """What the registry keeps of an error, and whether another try could go otherwise."""
-    _log.error("the job failed", exc_info=error)
+    # What the user asked for is wrong, not the code: where in the code that was found out helps nobody.
+    _log.error("the job failed: %s", error, exc_info=None if isinstance(error, InputError | DeadlinePassed) else error)
     if isinstance(error, ValidationError):
         return f"the job's spec is not valid: {error}", False
     if isinstance(error, LoopcoreError | DeadlinePassed):  # its message is written for people

@@ -56,7 +56,7 @@ class ContractSpec(Spec):
     ones), and moves on when held-out token accuracy reaches `promote_at`.
     """
 
-    lengths: tuple[PositiveInt, ...] = Field(default=(2, 4, 8), min_length=1, max_length=64)
+    lengths: tuple[PositiveInt, ...] = Field(default=(2, 4, 6, 8), min_length=1, max_length=64)
     """Word length of each stage (text: the context length, one stage)."""
     loops: LoopRule = ProportionalLoops()
     """Loops T as a function of length n."""

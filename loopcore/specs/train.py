@@ -20,7 +20,7 @@ class OptimizerSpec(Spec):
     lr: float = Field(default=1e-3, gt=0.0, le=10.0)
     """Base learning rate."""
     betas: tuple[UnitInterval, UnitInterval] = (0.9, 0.98)
-    weight_decay: float = Field(default=0.01, ge=0.0)
+    weight_decay: float = Field(default=0.1, ge=0.0)
     """Decoupled weight decay, as torch.optim.AdamW applies it (multiplied by the group's learning rate)."""
     epsilon: float = Field(default=1e-8, gt=0.0)
     warmup: int = Field(default=100, ge=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from loopcore.specs import JobSpec, RegisterSpec, ServeSpec, Spec
 from services.registry import Attempt, CheckpointRow, CurvePoint, DispatcherRow, Job, LogChunk, Measurement, Run, Served
@@ -33,20 +33,16 @@ __all__ = [
     "SubmitAnswer",
     "SubmitRequest",
     "Text",
+    "Word",
 ]
 
 Kind = Literal["train", "probe", "tune", "register", "serve"]
 
 
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError(f"expected printable characters, got {text[:40]!r}")
-    return text
-
-
 Number = Annotated[int, Field(ge=1, lt=2**63)]
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
-Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^\\x00-\\x1f\\x7f]+$")]  # without control characters
+Word = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ -~]+$")]  # ASCII that can be printed
 
 
 class Provenance(Spec):
@@ -68,7 +64,7 @@ class _Queued(Spec):
 
     priority: Priority = 0
     """Higher goes first."""
-    key: Text | None = None
+    key: Word | None = None
     """A name that at most one unfinished job has: submitting the same spec under it again gives that job."""
     user: Text | None = None
     """Who asks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -132,7 +133,20 @@ def _refused(request: Request, error: Exception) -> JSONResponse:
 def _http(request: Request, error: Exception) -> JSONResponse:
     raised = cast("HTTPException", error)
     what, expected = _BY_STATUS.get(raised.status_code, (str(raised.detail), None))
-    return _answer(raised.status_code, [Problem(what, expected)], dict(raised.headers or {}))
+    headers = dict(raised.headers or {})
+    if raised.status_code == 405:  # each route knows its own method only
+        headers["Allow"] = ", ".join(_methods(request))
+    return _answer(raised.status_code, [Problem(what, expected)], headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the address of this request takes."""
+    found: set[str] = set()
+    for path, operations in request.app.openapi()["paths"].items():
+        pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))
+        if re.fullmatch(pattern, request.url.path):
+            found |= {method.upper() for method in operations}
+    return sorted(found)
 
 
 def _unexpected(request: Request, error: Exception) -> JSONResponse:

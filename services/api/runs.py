@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from loopcore.specs import Spec
-from services.api.bodies import Checkpoints, Curve, Measurements, Number, RunPage, Text
+from services.api.bodies import Checkpoints, Curve, Measurements, Number, RunPage, Word
 from services.api.doors import Open
 from services.api.errors import may_answer
 from services.registry import Run
@@ -27,7 +27,7 @@ class RunFilter(Spec):
 
     job: Number | None = None
     """A job, with those it was retried from or as."""
-    kind: Text | None = None
+    kind: Word | None = None
     before: Number | None = None
     """Only runs with smaller numbers: `next` of the page before."""
     limit: int = Field(default=50, ge=1, le=1000)
@@ -36,7 +36,7 @@ class RunFilter(Spec):
 class CurveFilter(Spec):
     """Which points."""
 
-    name: Text | None = None
+    name: Word | None = None
     """One curve; empty for all."""
     after_step: int = Field(default=-1, ge=-1, lt=2**63)
 
@@ -44,7 +44,7 @@ class CurveFilter(Spec):
 class MeasurementFilter(Spec):
     """Which measurements."""
 
-    instrument: Text | None = None
+    instrument: Word | None = None
 
 
 @router.get("", responses=NO_JOB)

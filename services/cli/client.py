@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -39,6 +40,7 @@ class Client:
             trust_env=not loopback,  # a proxy cannot reach this machine's loopback
             headers={"Authorization": f"Bearer {token}"} if token else {},
         )
+        weakref.finalize(self, self._http.close)
 
     def get(self, path: str, **params: Any) -> Any:
         return self._ask("GET", path, params={name: value for name, value in params.items() if value is not None})

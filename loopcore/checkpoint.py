@@ -125,7 +125,7 @@ def load(path: Path | str, expected_digest: str | None = None) -> Loaded:
     path = Path(path)
     document, digest = _read_document(path, expected_digest)
     try:
-        tensors = safetensors.torch.load(_read(path, TENSORS, document["files"][TENSORS]))
+        tensors = safetensors.torch.load(_read_tensors(path, document["files"][TENSORS]))
         state = _unflatten(document["state"], tensors)
         spec = TrainSpec.model_validate(document["spec"])
     except (SafetensorError, KeyError, TypeError, ValueError) as problem:
@@ -212,7 +212,7 @@ def _read_document(path: Path, expected_digest: str | None) -> tuple[dict[str, A
     content = _read(path, STATE)
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _corrupt(path, f"{STATE} is cut off, or no state of a {FORMAT}")
@@ -229,19 +229,22 @@ def _read_document(path: Path, expected_digest: str | None) -> tuple[dict[str, A
     return document, digest
 
 
-def _read(path: Path, name: str, expected: dict[str, Any] | None = None) -> bytes:
+def _read_tensors(path: Path, expected: dict[str, Any]) -> bytes:
+    content = _read(path, TENSORS)
+    if len(content) != expected["bytes"]:
+        raise _corrupt(path, f"{TENSORS} has {len(content):,} bytes, expected {expected['bytes']:,}")
+    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+        raise _corrupt(path, f"{TENSORS} was changed: its digest is not right")
+    return content
+
+
+def _read(path: Path, name: str) -> bytes:
     """The bytes of one of a checkpoint's own files; never through a link, which could lead out of it."""
     try:
         with os.fdopen(os.open(path / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            content = file.read()
+            return file.read()
     except OSError as problem:
         raise _corrupt(path, f"{name} cannot be read ({problem.strerror or problem})") from None
-    if expected is not None:
-        if len(content) != expected["bytes"]:
-            raise _corrupt(path, f"{name} has {len(content):,} bytes, expected {expected['bytes']:,}")
-        if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-            raise _corrupt(path, f"{name} was changed: its digest is not right")
-    return content
 
 
 def _corrupt(path: Path, problem: str) -> CheckpointCorrupt:
@@ -298,5 +301,5 @@ def _sync(directory: Path) -> None:
 def _free(directory: Path) -> str:
     for place in (directory, *directory.parents):
         with suppress(OSError):
-            return f"{shutil.disk_usage(place).free:,} free"
+            return f"{shutil.disk_usage(place).free:,} bytes free"
     return "free space unknown"

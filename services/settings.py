@@ -77,6 +77,17 @@ class Settings(BaseModel):
     inference_url: str | None = None
     """Where the command line finds the inference service. Empty: the stack's own."""
 
+    inference_rows: int = Field(default=64, ge=1, le=4096)
+    """Words that a served model loops at once."""
+    inference_queue: int = Field(default=256, ge=1, le=65536)
+    """Words that may wait for a served model; a request that finds no room is answered with 503."""
+    inference_models: int = Field(default=8, ge=1, le=1024)
+    """Models a replica keeps in memory. The one unused longest leaves first, and comes back when it is asked for."""
+    inference_length_factor: int = Field(default=4, ge=1, le=64)
+    """Longest word a served model takes, as a multiple of the longest it was trained on."""
+    inference_threads: int = Field(default=1, ge=1, le=256)
+    """Threads a replica of the inference service computes with."""
+
     ray_address: str | None = None
     """`HOST:PORT` of a Ray cluster to join. Empty: `loop up` starts one of its own."""
     ray_namespace: str = Field(default="loop", min_length=1)

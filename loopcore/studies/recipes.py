@@ -1,0 +1,329 @@
+"""The cells that studies share: what trains at each scale, how it is probed, and what it costs.
+
+`smoke` and `cpu` follow what was measured on two CPU cores (RECIPES, "Group words"); `gpu` the recipe of the public
+reproduction: two physical blocks, batch 256, AdamW 3e-4, stages 4-8-16-32. A cell's name is made of what tells it apart, so
+that the same work asked for by two studies is one cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from loopcore.errors import InputError
+from loopcore.specs import (
+    ContractSpec,
+    LogLoops,
+    ModelSpec,
+    OptimizerSpec,
+    PrefixSumTask,
+    ProportionalLoops,
+    ResourceSpec,
+    TrainSpec,
+    WordTask,
+)
+from loopcore.specs.task import group_order
+from loopcore.studies.base import Ask, Cell, ProbeRequest, Scale
+
+__all__ = [
+    "EASY_TO_HARD",
+    "FAR",
+    "INSIDE",
+    "SCHEDULES",
+    "SPEED",
+    "budget",
+    "chance",
+    "easy_to_hard",
+    "far_lengths",
+    "free",
+    "operator_first",
+    "scanning",
+    "streaming",
+    "untied",
+    "warm",
+    "with_extra_loops",
+    "word_length",
+]
+
+# Probes by name; what each asks for depends on the cell's length and the scale.
+SPEED, FAR, INSIDE, SCHEDULES, EASY_TO_HARD = "speed", "far", "inside", "schedules", "easy_to_hard"
+
+WORDS = {"smoke": 256, "cpu": 512, "gpu": 1024}  # held-out words of a probe
+
+# Longest trained length N by group order (up to, N at smoke, cpu, gpu). S5 at 6 and A5 at 8 are what RECIPES could train.
+LENGTHS = ((24, 8, 12, 32), (60, 4, 8, 32), (5040, 4, 6, 16))
+# Model width, batch and CPU seconds of a demand-1 run at N = T = reference, by group order (RECIPES, "Group words").
+SIZES = ((24, 64, 16, 50.0, 12), (60, 96, 32, 123.0, 8), (5040, 128, 64, 364.0, 6))
+# Most steps by group order; what learns needs about half of them.
+STEPS = ((24, 3000, 6000, 20_000), (60, 1500, 8000, 30_000), (5040, 400, 9000, 40_000))
+
+SHORT = 8  # longest N of the architecture studies on a CPU: what an untied model comes near to in a minute (RECIPES)
+MATCH_TOLERANCE = 0.1  # relative: a demand is met by a whole number of loops this near to it [?]
+FEWEST_LOOPS = 4  # a frontier's slope needs three loops before it saturates, and one to spare
+
+
+def _by_order(table: tuple[tuple[Any, ...], ...], group: str) -> tuple[Any, ...]:
+    order = group_order(group)
+    return next(row[1:] for row in table if order <= row[0])
+
+
+def _at(scale: Scale, row: tuple[Any, ...]) -> Any:
+    return row[("smoke", "cpu", "gpu").index(scale)]
+
+
+def word_length(ask: Ask, group: str, demand: float = 1.0) -> int:
+    """N of the scale; longer where the demand would leave too few loops to see a slope."""
+    return max(_at(ask.scale, _by_order(LENGTHS, group)), math.ceil(FEWEST_LOOPS * demand))
+
+
+def chance(group: str, length: int) -> float:
+    """Token accuracy of a model that knows the first answer, which is its token, and guesses the others."""
+    return (1 + (length - 1) / group_order(group)) / length
+
+
+def far_lengths(length: int) -> tuple[int, ...]:
+    """The trained length and 1.25, 1.5, 2 and 4 times it."""
+    return (length, math.ceil(1.25 * length), math.ceil(1.5 * length), 2 * length, 4 * length)
+
+
+def _stages(length: int) -> tuple[int, ...]:
+    """2, 4, 8, ... and the length itself; RECIPES went 2-4-8-12, and the [R] recipe 4-8-16-32."""
+    first = 4 if length >= 32 else 2
+    return (*(2**k for k in range(first.bit_length() - 1, length.bit_length()) if 2**k < length), length)
+
+
+def _probe(ask: Ask, name: str, length: int, *, looped: bool = True) -> ProbeRequest:
+    """`looped` is False for an untied model, which has weights for T loops and no more."""
+    content: dict[str, Any] = {"words": WORDS[ask.scale]}
+    match name:
+        case "speed":
+            content |= {"instruments": ["frontier", "tau", "halting"]}
+        case "far":
+            # To 3 T*, which is the farthest a claim looks; half the words, since the loops are many.
+            content |= {"instruments": ["accuracy"], "lengths": list(far_lengths(length)), "words": WORDS[ask.scale] // 2}
+        case "inside":
+            content |= {"instruments": ["damage", "tail"] if looped else ["tail"]}
+        case "schedules":
+            content |= {"instruments": ["schedules"]}
+        case "easy_to_hard":
+            content |= {"instruments": ["accuracy"], "lengths": [length, hard_length(ask, length)], "words": 128}
+    loops_factor = {"far": 3.5, "easy_to_hard": 1.25}.get(name, 1.5)
+    content["loops_factor"] = loops_factor if looped else 1.0
+    return ProbeRequest(name=name, content=content)
+
+
+def _cell(
+    ask: Ask,
+    role: str,
+    family: str,
+    group: str,
+    seed: int,
+    *,
+    probes: Iterable[str],
+    demand: float = 1.0,
+    length: int | None = None,
+    start_from: Cell | None = None,
+    model: dict[str, Any] | None = None,
+    contract: dict[str, Any] | None = None,
+    steps: int | None = None,
+    axes: dict[str, Any] | None = None,
+    cost: float = 1.0,
+    variant: str = "",
+) -> Cell:
+    """A word-problem cell. `cost` multiplies what a free run of the same demand takes."""
+    width, batch, seconds, reference = _by_order(SIZES, group)
+    length = length or word_length(ask, group, demand)
+    on_gpu = ask.scale == "gpu"
+    # Demand 2 is hard with one block, S3 stuck at .95 (RECIPES); the [R] recipe has two throughout.
+    blocks = 2 if on_gpu or demand > 1.5 else 1
+    shape = ModelSpec.model_validate({"width": 2 * width if on_gpu else width, "blocks": blocks} | (model or {}))
+    demanded = ContractSpec.model_validate(
+        {"lengths": _stages(length), "loops": ProportionalLoops(per_position=1.0 / demand)} | (contract or {})
+    )
+    loops = demanded.loops.loops(length)
+    optimizer = OptimizerSpec(lr=3e-4, cooldown=1000) if on_gpu else OptimizerSpec()
+    train = TrainSpec(
+        model=shape,
+        task=WordTask(group=group),
+        contract=demanded,
+        optimizer=optimizer,
+        batch=256 if on_gpu else batch,
+        steps=steps or _at(ask.scale, _by_order(STEPS, group)),
+        seed=seed,
+    )
+    parts = (family, group, f"n{length}", f"T{loops}", f"L{shape.blocks}", variant, f"s{seed}")
+    expected = seconds * cost * loops * shape.blocks * length / reference**2 if not on_gpu else None
+    return Cell(
+        name="/".join(part for part in parts if part),
+        train=train,
+        start_from=None if start_from is None else start_from.name,
+        probes=tuple(_probe(ask, name, length, looped=shape.tied) for name in probes),
+        axes={"family": family, "group": group, "length": length, "loops": loops, "demand": length / loops, "seed": seed}
+        | {"blocks": shape.blocks, "scale": ask.scale}
+        | (axes or {}),
+        roles=(role,),
+        # A sixteenth of a GPU each: models this small fill one only together.
+        resources=ResourceSpec(cpus=1.0, gpus=1 / 16 if on_gpu else 0.0),
+        expected_s=expected,
+    )
+
+
+def budget(ask: Ask, group: str, demand: float) -> tuple[int, int]:
+    """(n, T) whose n / T is the demand. Raises InputError where no loop count meets it."""
+    lowest = 1 / 64  # the most loops a position that a contract takes (ProportionalLoops)
+    if not lowest <= demand <= 32:
+        raise InputError(f"expected a demand from 1/64 to 32 positions a loop, got {demand:g}")
+    length = word_length(ask, group, demand)
+    loops = ProportionalLoops(per_position=1.0 / demand).loops(length)
+    if abs(length / loops / demand - 1) > MATCH_TOLERANCE:
+        near = f"{length / loops:g} with {loops} loops" + (f" or {length / (loops - 1):g} with {loops - 1}" if loops > 1 else "")
+        raise InputError(f"no loop count meets a demand of {demand:g} at length {length} on {group}; the nearest are {near}")
+    return length, loops
+
+
+def free(ask: Ask, role: str, group: str, seed: int, demand: float = 1.0, probes: Iterable[str] = (SPEED,)) -> Cell:
+    """Free training at a demand: nothing but the contract says how fast to be."""
+    budget(ask, group, demand)
+    return _cell(ask, role, "free", group, seed, demand=demand, probes=probes)
+
+
+def with_extra_loops(ask: Ask, role: str, group: str, seed: int, probes: Iterable[str]) -> Cell:
+    """Demand 1, trained with T drawn from [T, 1.5 T]: what removed overthinking in RECIPES."""
+    return _cell(ask, role, "extra", group, seed, contract={"extra_loops": 1.5}, probes=probes, cost=1.3, variant="x1.5")
+
+
+def untied(ask: Ask, role: str, group: str, seed: int, matched: str, probes: Iterable[str]) -> Cell:
+    """A standard-depth model at demand 1, on the length of `tied` ones beside it.
+
+    `matched`: `depth` has the looped model's width in every one of its T blocks; `parameters` its parameter count, by a width
+    smaller by sqrt(T), to the next multiple of 8.
+    """
+    length = _short(ask, group)
+    wide = _by_order(SIZES, group)[0] * (2 if ask.scale == "gpu" else 1)
+    blocks = 2 if ask.scale == "gpu" else 1
+    # Blocks of both: L of the looped model, L T of this one, of width^2 parameters each.
+    width = wide if matched == "depth" else 8 * math.ceil(wide / math.sqrt(length) / 8)
+    return _cell(
+        ask,
+        role,
+        "untied",
+        group,
+        seed,
+        length=length,
+        model={"tied": False, "width": width, "blocks": blocks},
+        axes={"matched": matched, "width": width},
+        probes=probes,
+        cost=2.5,
+        variant=f"d{width}-{matched}",
+    )
+
+
+def _short(ask: Ask, group: str) -> int:
+    return min(SHORT, word_length(ask, group)) if ask.scale == "cpu" else word_length(ask, group)
+
+
+def scanning(
+    ask: Ask, role: str, group: str, seed: int, *, tied: bool = True, scan: bool = False, log: bool = False, probes: Iterable[str]
+) -> Cell:
+    """A model on the length of the architecture studies: plain, or with the addressing of a log-depth scan, and on request with
+    only ceil(log2 n) + 1 loops (one more than a scan needs)."""
+    length = _short(ask, group)
+    model: dict[str, Any] = {"tied": tied} | ({"positions": "scan_offset"} if scan else {})
+    family = ("scan" if scan else "free") if tied else "untied-scan"
+    return _cell(
+        ask,
+        role,
+        family,
+        group,
+        seed,
+        length=length,
+        model=model,
+        contract={"loops": LogLoops(extra=1)} if log else None,
+        axes={"log": log} if scan else None,
+        probes=probes,
+        cost=1.0 if tied else 2.5,
+        variant="log" if log else "",
+    )
+
+
+def operator_first(ask: Ask, role: str, group: str, seed: int, *, curriculum: bool, probes: Iterable[str]) -> Cell:
+    """The wall, with the curriculum (all pairs at n = 2 until they are exact, then longer) or straight at the full length."""
+    length = word_length(ask, group)
+    stages = (2, *(n for n in (3, 4) if n < length), *(n for n in _stages(length) if n > 4 or n == length))
+    steps = {"smoke": 400, "cpu": 9000 if curriculum else 4000, "gpu": 40_000}[ask.scale]
+    return _cell(
+        ask,
+        role,
+        "operator-first" if curriculum else "direct",
+        group,
+        seed,
+        contract={"lengths": tuple(dict.fromkeys(stages)), "operator_first": True} if curriculum else {"lengths": (length,)},
+        # A short budget cannot tell slow from stuck, and smoke has no other.
+        axes={"full": ask.scale != "smoke"},
+        steps=steps,
+        probes=probes,
+        cost=1.0 if curriculum else 0.6,
+    )
+
+
+def warm(ask: Ask, role: str, parent: Cell, demand: float, probes: Iterable[str]) -> Cell:
+    """The parent's weights under another demand: its model, its longest length from the first step."""
+    group, seed, length = str(parent.axes["group"]), parent.seed, parent.train.contract.longest
+    return _cell(
+        ask,
+        role,
+        "warm",
+        group,
+        seed,
+        demand=demand,
+        length=length,
+        start_from=parent,
+        model={"blocks": parent.train.model.blocks},
+        contract={"lengths": (length,)},
+        axes={"parent_demand": parent.axes["demand"], "parent": parent.name},
+        probes=probes,
+        cost=0.3 if demand < 1 else 2.5,
+        variant=f"from-T{parent.axes['loops']}",
+    )
+
+
+def streaming(ask: Ask, role: str, group: str, seed: int, probes: Iterable[str]) -> Cell:
+    """Seriality imposed: input i is shown from loop i on, demand 1."""
+    return _cell(ask, role, "streaming", group, seed, contract={"input_schedule": "streaming"}, probes=probes, cost=0.6)
+
+
+def hard_length(ask: Ask, length: int) -> int:
+    """Where the trained length is the easy one: 16 times it as published (32 to 512), 4 times on a CPU [?]."""
+    return length * (16 if ask.scale == "gpu" else 4)
+
+
+def easy_to_hard(ask: Ask, role: str) -> Iterator[Cell]:
+    """Prefix sums at demand 1: the looped transformer, and the recall convnet of the easy-to-hard benchmark (2202.05826)."""
+    gpu = ask.scale == "gpu"
+    length = {"smoke": 8, "cpu": 16, "gpu": 32}[ask.scale]
+    width = {"smoke": 32, "cpu": 64, "gpu": 400}[ask.scale]
+    for architecture in ("transformer", "recall_conv"):
+        conv = architecture == "recall_conv"
+        if conv:
+            model = ModelSpec(architecture="recall_conv", width=width)
+        else:
+            model = ModelSpec(width=128 if gpu else 64, blocks=2 if gpu else 1)
+        for seed in ask.seed_range():
+            yield Cell(
+                name=f"prefix-sums/{architecture}/n{length}/s{seed}",
+                train=TrainSpec(
+                    model=model,
+                    task=PrefixSumTask(),
+                    contract=ContractSpec(lengths=(length,) if conv else _stages(length), loops=ProportionalLoops()),
+                    optimizer=OptimizerSpec(lr=3e-4 if gpu and not conv else 1e-3),
+                    batch=256 if gpu else 32,
+                    steps={"smoke": 800, "cpu": 4000, "gpu": 20_000}[ask.scale],
+                    seed=seed,
+                ),
+                probes=(_probe(ask, SPEED, length), _probe(ask, EASY_TO_HARD, length)),
+                axes={"family": "easy-to-hard", "architecture": architecture, "length": length, "seed": seed}
+                | {"hard": hard_length(ask, length), "scale": ask.scale},
+                roles=(role,),
+                resources=ResourceSpec(cpus=1.0, gpus=1 / 16 if gpu else 0.0),
+            )

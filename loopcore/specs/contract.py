@@ -62,6 +62,11 @@ class ContractSpec(Spec):
     """Loops T as a function of length n."""
     input_schedule: Literal["all", "streaming"] = "all"
     """`streaming` shows input i from loop i on and zeros before: an imposed seriality, which takes at least n loops."""
+    extra_loops: float = Field(default=1.0, ge=1.0, le=4.0)
+    """Above 1 every training step draws its loops from T to `extra_loops` T, which keeps more loops than T from hurting;
+    evaluation stays at T."""
+    operator_first: bool = False
+    """The first stage, of length 2, trains all pairs of elements of a group and ends when every one of them is right."""
     promote_at: UnitInterval = 0.98
     """Held-out token accuracy that ends a stage; on the last one, what a run has to end with to have solved its task."""
 
@@ -69,6 +74,12 @@ class ContractSpec(Spec):
     def _lengths_grow(self) -> ContractSpec:
         if any(after <= before for before, after in zip(self.lengths, self.lengths[1:], strict=False)):
             raise ValueError(f"lengths must grow from stage to stage, got {list(self.lengths)}")
+        return self
+
+    @model_validator(mode="after")
+    def _an_operator_is_of_pairs(self) -> ContractSpec:
+        if self.operator_first and self.lengths[0] != 2:
+            raise ValueError(f"operator_first begins with pairs, so lengths must begin with 2, got {list(self.lengths)}")
         return self
 
     @model_validator(mode="after")

@@ -54,6 +54,9 @@ class TrainJob(_Job, TrainSpec):
 
     kind: Literal["train"] = "train"
 
+    def needs(self) -> tuple[int, ...]:
+        return () if self.start_from is None else (self.start_from,)
+
     @model_validator(mode="after")
     def _device_is_granted(self) -> TrainJob:
         if self.device == "cuda" and self.resources.gpus == 0:

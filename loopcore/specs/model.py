@@ -37,6 +37,8 @@ class ScalingSpec(Spec):
 class ModelSpec(Spec):
     """A looped transformer: `blocks` physical blocks, visited once per loop, the loop count given at call time."""
 
+    architecture: Literal["transformer", "recall_conv"] = "transformer"
+    """`recall_conv` is the recall convnet of the easy-to-hard benchmark (arXiv 2202.05826); of these fields it takes `width`."""
     width: PositiveInt = 64
     """Model width d."""
     heads: PositiveInt = 4

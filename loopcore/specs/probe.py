@@ -10,7 +10,7 @@ from loopcore.specs.base import PositiveInt, Probability, Spec
 
 __all__ = ["Instrument", "ProbeSpec"]
 
-Instrument = Literal["frontier", "tau", "halting"]
+Instrument = Literal["frontier", "tau", "halting", "accuracy", "damage", "tail", "schedules"]
 
 
 class ProbeSpec(Spec):
@@ -20,9 +20,13 @@ class ProbeSpec(Spec):
     """The `train` job whose run is measured; the probe waits for it."""
     instruments: tuple[Instrument, ...] = Field(default=("frontier", "tau", "halting"), min_length=1)
     """`frontier`: longest solved prefix per loop and v_hat from its slope. `tau`: convergence time of every position and v_hat
-    from its slope. `halting`: burn-in of T* = ceil(n / v_hat) and the curve of accuracy against loops."""
+    from its slope. `halting`: burn-in of T* = ceil(n / v_hat) and the curve of accuracy against loops. `accuracy`: accuracy by
+    loops at each of `lengths`. `damage`: damage cones and the speed of their edge. `tail`: the four metrics of the end of the
+    loop. `schedules`: accuracy with the contract's input schedule, and with all inputs visible."""
     length: PositiveInt | None = None
     """Word length n. Empty: the longest length of the run's contract."""
+    lengths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1, max_length=16)
+    """Word lengths of `accuracy`, each watched for `loops_factor` T(n). Empty: `length` alone."""
     words: PositiveInt = Field(default=512, le=100_000)
     """Held-out words measured."""
     loops_factor: float = Field(default=1.5, ge=1.0, le=4.0)

@@ -56,6 +56,8 @@ class TrainSpec(Spec):
     """Held-out sequences an evaluation."""
     checkpoint_every: PositiveInt = 200
     """Steps between checkpoints."""
+    start_from: int | None = Field(default=None, ge=1)
+    """The `train` job whose weights this run starts from, with a contract and an optimizer of its own; the job waits for it."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """`bf16` computes under autocast with fp32 weights; `auto` does so where the device gains from it (CUDA with bf16)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -85,6 +87,8 @@ class TrainSpec(Spec):
                 "a text task takes one contract length and optimizer.decay linear or none (stages and the cool-down are decided "
                 f"by accuracy), got lengths {list(self.contract.lengths)} and decay {self.optimizer.decay!r}"
             )
+        if self.contract.operator_first and self.task.kind != "word":
+            raise ValueError(f"operator_first learns a group's operator: it takes a word task, got {self.task.kind!r}")
         if not self.model.tied and self.model.untied_loops is not None and self.model.untied_loops < self.contract.most_loops:
             raise ValueError(
                 f"an untied model with {self.model.untied_loops} loops of weights cannot meet a contract of "

@@ -105,10 +105,7 @@ class Client:
             body = answer.json()
             problems = body.get("problems") or [body]
             lines = [
-                Problem(
-                    one["error"], one.get("expected"), one.get("hint"), (one.get("field") or "").removeprefix("spec.") or None
-                ).line()
-                for one in problems
+                Problem(one["error"], one.get("expected"), one.get("hint"), _field(one.get("field"))).line() for one in problems
             ]
         except (ValueError, KeyError, TypeError, AttributeError):
             lines = [f"{self._what} at {self.url} answered {answer.status_code}; see that the address is right"]
@@ -116,6 +113,11 @@ class Client:
         if answer.status_code in (502, 503, 504):
             return Unreachable(text)
         return Failure(text) if answer.status_code >= 500 else UserError(text)
+
+
+def _field(path: str | None) -> str | None:
+    """A field of the request as it stands in the spec's file."""
+    return None if path in (None, "spec") else path.removeprefix("spec.")
 
 
 def open_client(settings: Settings | None = None) -> Client:

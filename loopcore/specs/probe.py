@@ -32,7 +32,8 @@ class ProbeSpec(Spec):
     loops_factor: float = Field(default=1.5, ge=1.0, le=4.0)
     """Loops watched, as a multiple of the contract's T(n). Past about 2 T overthinking makes solved words look unsolved."""
     levels: tuple[Probability, ...] = Field(default=(0.8, 0.9, 0.95), min_length=1)
-    """Accuracies q that a position must reach to count as solved; the first of them nearest .9 gives v_hat."""
+    """Accuracies q that a position must reach to count as solved; the one nearest .8 gives v_hat (at .9 the position that
+    is just being solved falls now on one side, now on the other)."""
     bootstrap: PositiveInt = Field(default=1000, le=100_000)
     """Resamples of the words behind each interval."""
     confidence: Probability = 0.95

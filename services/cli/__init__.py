@@ -2,7 +2,3 @@
 
 This package loads little, so that `loop --help` is quick: what a command needs is imported inside it.
 """
-
-from services.cli.main import app, main
-
-__all__ = ["app", "main"]

@@ -140,7 +140,7 @@ def test_a_job_that_can_never_start_is_not_waited_for(registry: Registry, loop: 
 
 def test_an_interrupted_wait_leaves_the_job_running_and_says_so(registry: Registry, spec: str) -> None:
     waiting = subprocess.Popen(
-        [sys.executable, "-c", "from services.cli import main; main()", "submit", spec, "--wait"],
+        [sys.executable, "-c", "from services.cli.main import main; main()", "submit", spec, "--wait"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 from loopcore.batching import Event, Finished, LoopBatchEngine, Request, Ticket
 from loopcore.errors import QueueFull
 
-__all__ = ["Call", "EngineFailed", "EngineLoop"]
+__all__ = ["Call", "EngineFailed", "EngineLoop", "FellBehind"]
+
+MOST_BEHIND = 10_000  # events that a reader may be behind: a traced word makes one a loop, whether anybody reads or not
 
 Value = TypeVar("Value")
 
@@ -25,6 +27,10 @@ log = logging.getLogger("inference")
 
 class EngineFailed(Exception):
     """The engine itself broke: requests it held are lost, later ones meet a new one."""
+
+
+class FellBehind(Exception):
+    """Whoever reads the events is too slow for them: its words were given up."""
 
 
 class Call:
@@ -37,13 +43,13 @@ class Call:
         self.tickets: list[Ticket] = []  # the owner's thread alone
         self._owner = owner
         self._left = words
-        self._events: asyncio.Queue[tuple[int, Event] | EngineFailed] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event] | Exception] = asyncio.Queue()
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """(word, event) as they come, until every word is finished. Raises EngineFailed."""
+        """(word, event) as they come, until every word is finished. Raises EngineFailed and FellBehind."""
         while self._left:
             told = await self._events.get()
-            if isinstance(told, EngineFailed):
+            if isinstance(told, Exception):
                 raise told
             self._left -= isinstance(told[1], Finished)
             yield told
@@ -62,8 +68,13 @@ class Call:
             self._left = 0
             self.accepted.set_exception(error)
 
-    def tell(self, told: tuple[int, Event] | EngineFailed) -> None:
-        self._events.put_nowait(told)
+    def tell(self, told: tuple[int, Event] | Exception) -> None:
+        behind = self._events.qsize()
+        if behind < MOST_BEHIND:
+            self._events.put_nowait(told)
+        elif behind == MOST_BEHIND:
+            self.abandon()
+            self._events.put_nowait(FellBehind(f"{behind} events were not read; expected a reader that keeps up; read faster"))
 
 
 class EngineLoop:

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loopcore.errors import InputError, QueueFull
-from services.inference.engine_loop import EngineFailed
+from services.inference.engine_loop import EngineFailed, FellBehind
 from services.inference.shelf import NotServed, Unusable
 from services.problems import Problem, explain_errors
 
@@ -61,6 +61,8 @@ def refusal(error: Exception) -> Refusal | None:
             return Refusal(503, problem, headers={"Retry-After": str(RETRY_FULL_S)})
         case InputError():
             return Refusal(400, told(str(error)))
+        case FellBehind():
+            return Refusal(503, told(str(error)))
         case EngineFailed():
             return Refusal(500, Problem(str(error), None, "ask again; the service's log has the traceback"))
     return None
@@ -113,7 +115,7 @@ def install(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> None:
 
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    for kind in (Refusal, NotServed, Unusable, QueueFull, InputError, EngineFailed):
+    for kind in (Refusal, NotServed, Unusable, QueueFull, InputError, EngineFailed, FellBehind):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(Exception, unexpected)
 

@@ -128,10 +128,10 @@ def bring_up(found: Found, limits: Limits) -> Loaded:
     return Loaded(found, spec, task, profile, running, longest, limits.words, limits.symbol_characters)
 
 
-def read_profile(content: dict[str, Any]) -> HaltingProfile | None:
+def read_profile(content: Any) -> HaltingProfile | None:
     """The halting profile in a model version's `profile.json`; None where its probe could not decide on one."""
-    for name in ("halting", "profile"):  # beside other figures
-        if name in content:
-            content = content[name]
-            break
+    if isinstance(content, dict) and "halting" in content:  # beside other figures
+        content = content["halting"]
+    if content is not None and not isinstance(content, dict):
+        raise InputError(f"expected a JSON object, got a {type(content).__name__}")
     return None if content is None else HaltingProfile.from_json(content)

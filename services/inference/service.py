@@ -157,6 +157,7 @@ class Service:
 
     async def card(self, model: str) -> ModelCard:
         """How a model stands. Raises NotServed."""
+        await self.shelf.notice(model)
         state, found, problem = self.shelf.state(model)
         card = ModelCard(model=model, state=state, version=found.version if found else None, problem=problem)
         loaded = next((held for held in self.shelf.up if held.found.model == model), None)

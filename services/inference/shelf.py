@@ -123,6 +123,11 @@ class Shelf:
         self._up.move_to_end(model)
         return held
 
+    async def notice(self, model: str) -> None:
+        """Looks at what is wanted before a name counts as unknown, but not at every request for one."""
+        if model not in self._places and asyncio.get_running_loop().time() - self._looked_at > ASIDE_S:
+            await self.follow()
+
     async def follow(self) -> None:
         """Looks at what is wanted, and makes it so. Where that cannot be told, everything stays as it is."""
         async with self._change:
@@ -164,8 +169,7 @@ class Shelf:
 
     async def _fetch(self, model: str) -> Loaded:
         """Wakes a model, or finds out that it has come to be wanted since the last look."""
-        if model not in self._places and asyncio.get_running_loop().time() - self._looked_at > ASIDE_S:
-            await self.follow()
+        await self.notice(model)
         if not self._known:
             raise Unusable(f"the service does not know yet what it is to serve: {self.problem}")
         async with self._change:

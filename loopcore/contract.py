@@ -32,6 +32,11 @@ class Stages:
         return self.index == len(self.spec.lengths) - 1
 
     @property
+    def operator(self) -> bool:
+        """Whether this is the stage that trains all pairs of a group's elements."""
+        return self.spec.operator_first and self.index == 0
+
+    @property
     def reveal_per_loop(self) -> float | None:
         """Inputs that the input schedule shows a loop; None where all are there from the first."""
         return 1.0 if self.spec.input_schedule == "streaming" else None
@@ -40,13 +45,14 @@ class Stages:
         """T(n) of the contract, at any length."""
         return self.spec.loops.loops(length)
 
-    def reached(self, token_accuracy: float) -> bool:
-        """Whether a held-out token accuracy is what the contract asks of a stage."""
-        return token_accuracy >= self.spec.promote_at
+    def reached(self, accuracy: float) -> bool:
+        """Whether an accuracy is what the contract asks of this stage: held-out token accuracy, or, where the stage trains all
+        pairs, the share of them that are right."""
+        return accuracy >= (self.spec.operator_at if self.operator else self.spec.promote_at)
 
-    def advance(self, token_accuracy: float) -> bool:
-        """Goes to the next stage if there is one and the accuracy is enough; says whether it did."""
-        promoted = not self.last and self.reached(token_accuracy)
+    def advance(self, accuracy: float) -> bool:
+        """Goes to the next stage if there is one and the accuracy is enough (see `reached`); says whether it did."""
+        promoted = not self.last and self.reached(accuracy)
         self.index += promoted
         return promoted
 

@@ -23,13 +23,16 @@ from loopcore.model import build_model
 from loopcore.optim import learning_rate_factor, make_optimizer
 from loopcore.specs.train import TrainSpec
 from loopcore.tasks import load_task
-from loopcore.tasks.task import Batch, Split
+from loopcore.tasks.pools import rows_of_batch
+from loopcore.tasks.task import Batch, Split, generator
+from loopcore.tasks.words import WordProblem
 
 __all__ = ["Outcome", "Progress", "Training"]
 
 Outcome = Literal["running", "solved", "unsolved", "finished", "diverged"]
 
 EVALUATED_AT_ONCE = 16_384  # positions of one forward pass in an evaluation: bounds its memory
+SAMPLING_ERROR = 0.03  # all pairs of a group are evaluated once the held-out sample is this near to what ends their stage
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,18 @@ class Training:
         if not due or self.diverged_at is not None:
             return Progress(self.step_count, metrics, evaluated=False)
         found = self.evaluate()
-        self._judge(found)
-        return Progress(self.step_count, metrics | {f"held_out_{name}": value for name, value in found.items()}, evaluated=True)
+        metrics |= {f"held_out_{name}": value for name, value in found.items()}
+        accuracy = found["token_accuracy"]
+        if self.stages.operator:
+            accuracy = found["exact_accuracy"]
+            if accuracy >= self.stages.spec.operator_at - SAMPLING_ERROR:
+                metrics["pair_accuracy"] = accuracy = self.pair_accuracy()
+        self._judge(found, accuracy)
+        return Progress(self.step_count, metrics, evaluated=True)
 
     def step(self) -> dict[str, float]:
-        """One optimizer step on the next batch; `loss` (nats, on the last loop only) and `grad_norm` are from before it.
+        """One optimizer step on the next batch; `loss` (nats, on the last loop only) and `grad_norm` are from before it;
+        `loops` is what was drawn where the contract has extra loops.
 
         A loss or gradient that is not finite is no exception: the weights stay as they are and the run is `diverged`.
         """
@@ -118,7 +128,8 @@ class Training:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        logits_BNV, targets_BN = self._forward(self._draw("train", self.step_count, self.spec.batch))
+        loops = self._drawn_loops()
+        logits_BNV, targets_BN = self._forward(self._training_batch(), loops)
         loss = F.cross_entropy(logits_BNV.flatten(0, 1), targets_BN.flatten())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -135,7 +146,7 @@ class Training:
             "grad_norm": norm_value,
             "lr": self.spec.optimizer.lr * factor,
             "length": self.stages.length,
-            "loops": self.stages.loops,
+            "loops": loops,
         }
 
     @torch.inference_mode()
@@ -145,7 +156,17 @@ class Training:
         """
         length = length or self.stages.length
         loops = loops or self.stages.loops_for(length)
-        batch = self._draw("held_out", 0, self.spec.evaluate_on, length)
+        return self._scored(self._draw("held_out", 0, self.spec.evaluate_on, length), loops) | {"length": length, "loops": loops}
+
+    @torch.inference_mode()
+    def pair_accuracy(self) -> float:
+        """Share of all |G|^2 pairs of a word task's elements that are right at both positions, at T(2) loops."""
+        assert isinstance(self.task, WordProblem), "only a group has pairs"
+        pairs = self.task.pairs(torch.arange(self.task.group.order**2))
+        return self._scored(pairs, self.stages.loops_for(2))["exact_accuracy"]
+
+    def _scored(self, batch: Batch, loops: int) -> dict[str, float]:
+        """Loss and accuracies of a batch, a part of it at a time."""
         at_once = max(1, EVALUATED_AT_ONCE // batch.tokens.shape[1])
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         right_BN: list[Tensor] = []
@@ -158,8 +179,6 @@ class Training:
             "loss": float(loss) / correct_BN.numel(),
             "token_accuracy": float(correct_BN.double().mean()),
             "exact_accuracy": float(correct_BN.all(dim=1).double().mean()),
-            "length": length,
-            "loops": loops,
         }
 
     def figures(self) -> dict[str, Any]:
@@ -224,8 +243,8 @@ class Training:
             return self.spec.steps
         return min(self.spec.steps, self.cooldown_from + self.spec.optimizer.cooldown)
 
-    def _judge(self, found: dict[str, float]) -> None:
-        """What an evaluation of the current stage leads to."""
+    def _judge(self, found: dict[str, float], accuracy: float) -> None:
+        """What an evaluation of the current stage leads to; `accuracy` is the one that the stage goes by."""
         self.evaluation = {"step": self.step_count, **found}
         by_loss = self.task.score == "loss"
         if self.best is None or (
@@ -234,7 +253,7 @@ class Training:
             self.best = dict(self.evaluation)
         if by_loss:
             return
-        optimizer, accuracy = self.spec.optimizer, found["token_accuracy"]
+        optimizer = self.spec.optimizer
         if self.stages.advance(accuracy):
             self.best = None
         elif (
@@ -244,6 +263,22 @@ class Training:
             and accuracy >= optimizer.cooldown_at
         ):
             self.cooldown_from = self.step_count
+
+    def _drawn_loops(self) -> int:
+        """Loops of the next step: T, or with extra loops uniform in T .. floor(extra_loops T), by seed and step alone."""
+        loops = self.stages.loops
+        most = self.spec.contract.most_drawn(loops)
+        if most == loops:
+            return loops
+        return int(torch.randint(loops, most + 1, (), generator=generator("loops", self.spec.seed, self.step_count)))
+
+    def _training_batch(self) -> Batch:
+        """The next step's batch: a function of seed, stage and step alone."""
+        if not self.stages.operator:
+            return self._draw("train", self.step_count, self.spec.batch)
+        assert isinstance(self.task, WordProblem), "only a group has pairs"
+        pairs = self.task.group.order**2
+        return self.task.pairs(rows_of_batch(pairs, "operator", self.spec.seed, index=self.step_count, size=self.spec.batch))
 
     def _draw(self, split: Split, index: int, size: int, length: int | None = None) -> Batch:
         return self.task.random_batch(

@@ -63,10 +63,14 @@ class ContractSpec(Spec):
     input_schedule: Literal["all", "streaming"] = "all"
     """`streaming` shows input i from loop i on and zeros before: an imposed seriality, which takes at least n loops."""
     extra_loops: float = Field(default=1.0, ge=1.0, le=4.0)
-    """Above 1 every training step draws its loops from T to `extra_loops` T, which keeps more loops than T from hurting;
-    evaluation stays at T."""
+    """Above 1 every training step draws its loops uniformly from T to `extra_loops` T, both included, which keeps more loops than
+    T from hurting; evaluation and promotion stay at T."""
     operator_first: bool = False
-    """The first stage, of length 2, trains all pairs of elements of a group and ends when every one of them is right."""
+    """The first stage, of length 2, trains the pairs of elements of a group, all of them equally often, and ends when
+    `operator_at` of all pairs are right."""
+    operator_at: UnitInterval = 0.995
+    """Share of all pairs, right at both positions, that ends the stage of `operator_first`. At a constant learning rate .995 was
+    reached on S5 and .999 never."""
     promote_at: UnitInterval = 0.98
     """Held-out token accuracy that ends a stage; on the last one, what a run has to end with to have solved its task."""
 
@@ -80,6 +84,8 @@ class ContractSpec(Spec):
     def _an_operator_is_of_pairs(self) -> ContractSpec:
         if self.operator_first and self.lengths[0] != 2:
             raise ValueError(f"operator_first begins with pairs, so lengths must begin with 2, got {list(self.lengths)}")
+        if self.operator_first and len(self.lengths) == 1:
+            raise ValueError("operator_first is a first stage: give a longer length after 2")
         return self
 
     @model_validator(mode="after")
@@ -99,5 +105,9 @@ class ContractSpec(Spec):
 
     @property
     def most_loops(self) -> int:
-        """Largest trained loop count T."""
+        """Largest T(n) of the trained lengths."""
         return max(self.loops.loops(length) for length in self.lengths)
+
+    def most_drawn(self, loops: int) -> int:
+        """Most loops that a training step at T = `loops` may draw: floor(extra_loops T)."""
+        return math.floor(self.extra_loops * loops + 1e-9)

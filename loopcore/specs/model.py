@@ -23,7 +23,7 @@ class ScalingSpec(Spec):
     base_blocks: PositiveInt = 1
     """Number of physical blocks at which the learning rate was tuned (L_base)."""
     loops: PositiveInt | None = None
-    """Loop count T the multipliers are computed for. Empty: the largest loop count that the contract trains."""
+    """Loop count T the multipliers are computed for. Empty: the largest T(n) of the contract's lengths."""
     exponent: float | None = Field(default=None, gt=0.0, le=2.0)
     """Replaces p in alpha = (2M)^p, beta = (8M)^-p for `deepnorm` and `deeploop`; empty keeps the rule's own (1/4, 1/2)."""
 
@@ -50,7 +50,7 @@ class ModelSpec(Spec):
     tied: bool = True
     """One set of blocks for all loops; `false` gives every loop its own blocks (a standard-depth model)."""
     untied_loops: PositiveInt | None = None
-    """Loops an untied model has weights for. Empty: the largest loop count that the contract trains."""
+    """Loops an untied model has weights for. Empty: the largest loop count that the contract trains, extra loops included."""
     norm: Literal["pre", "post"] = "pre"
     """`pre`: x + f(LN(x)). `post`: LN(alpha x + f(x)), as in DeepNorm."""
     causal: bool = True

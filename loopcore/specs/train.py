@@ -9,9 +9,11 @@ from pydantic import Field, model_validator
 from loopcore.specs.base import PositiveInt, Spec, UnitInterval
 from loopcore.specs.contract import ContractSpec
 from loopcore.specs.model import ModelSpec, ScalingSpec
-from loopcore.specs.task import TaskSpec, WordTask
+from loopcore.specs.task import TaskSpec, WordTask, group_order
 
 __all__ = ["OptimizerSpec", "TrainSpec"]
+
+MOST_PAIRS = 1_000_000  # of an operator stage: its shuffled order is held in memory
 
 
 class OptimizerSpec(Spec):
@@ -89,19 +91,27 @@ class TrainSpec(Spec):
             )
         if self.contract.operator_first and self.task.kind != "word":
             raise ValueError(f"operator_first learns a group's operator: it takes a word task, got {self.task.kind!r}")
-        if not self.model.tied and self.model.untied_loops is not None and self.model.untied_loops < self.contract.most_loops:
+        if self.contract.operator_first and self.task.kind == "word" and group_order(self.task.group) ** 2 > MOST_PAIRS:
+            raise ValueError(
+                f"operator_first goes through all pairs of elements, {group_order(self.task.group) ** 2:,} of {self.task.group}; "
+                f"expected at most {MOST_PAIRS:,}: choose a smaller group"
+            )
+        most_drawn = self.contract.most_drawn(self.contract.most_loops)
+        if not self.model.tied and self.model.untied_loops is not None and self.model.untied_loops < most_drawn:
             raise ValueError(
                 f"an untied model with {self.model.untied_loops} loops of weights cannot meet a contract of "
-                f"{self.contract.most_loops} loops; raise model.untied_loops"
+                f"{most_drawn} loops; raise model.untied_loops"
             )
         return self
 
     @property
     def scaling_loops(self) -> int:
-        """Loop count T that the scaling rule is computed for."""
+        """Loop count T that the scaling rule is computed for; draws of extra loops do not count."""
         return self.scaling.loops or self.contract.most_loops
 
     @property
     def untied_loops(self) -> int | None:
         """Loops an untied model has weights for; None for a tied one."""
-        return None if self.model.tied else (self.model.untied_loops or self.contract.most_loops)
+        if self.model.tied:
+            return None
+        return self.model.untied_loops or self.contract.most_drawn(self.contract.most_loops)

@@ -41,6 +41,11 @@ class WordProblem:
         tokens_BN = torch.randint(self.group.order, (size, length), generator=stream)
         return Batch(tokens_BN, self.products(tokens_BN))
 
+    def pairs(self, rows_B: Tensor) -> Batch:
+        """Pairs of elements by number, words of length 2: pair g |G| + h is (g, h), and all are 0 .. |G|^2 - 1."""
+        tokens_B2 = torch.stack([rows_B // self.group.order, rows_B % self.group.order], dim=-1)
+        return Batch(tokens_B2, self.products(tokens_B2))
+
     def products(self, tokens_BN: Tensor) -> Tensor:
         """Running products g_1 ... g_i at every position, by the group's table."""
         flat = self.group.table_GG.flatten()

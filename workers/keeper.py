@@ -63,6 +63,7 @@ class Keeper:
         self._lease_s = settings.lease_s
         # Seen well before the grace of a cancel request is over, however rare heartbeats are.
         self._every_s = min(settings.heartbeat_s, settings.cancel_grace_s / 5)
+        self._again_s = min(NEWS_S, MARGIN * settings.lease_s)  # after a heartbeat that failed
         self._captured = captured
         self._end = end
         self._over = threading.Event()
@@ -148,7 +149,7 @@ class Keeper:
             except LeaseLost:
                 return  # the job learns it from `lost`, and the watchdog ends the process if it does not
             except RegistryUnavailable as error:
-                self._beat_at = seconds() - self._every_s + NEWS_S  # again in a second
+                self._beat_at = seconds() - self._every_s + self._again_s
                 if not silent:
                     left = self._ends_at - seconds()
                     _log.warning("heartbeat not delivered, the lease lasts %.0f s more: %s", left, error)

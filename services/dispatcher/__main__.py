@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 
 import stamina
 import structlog
@@ -13,6 +15,9 @@ import structlog
 from services.dispatcher.loop import Dispatcher
 from services.registry import SchemaTooNew, SchemaTooOld
 from services.settings import Settings, SettingsError
+
+SIGNALS = {signal.SIGTERM, signal.SIGINT}
+STOP_S = 8.0  # seconds that a turn which has begun may still take
 
 
 def main() -> int:
@@ -26,23 +31,35 @@ def main() -> int:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     stamina.instrumentation.set_on_retry_hooks(())  # the loop says itself what is away
+    # Taken by a thread that waits for them: this one may be waiting for a cluster that is gone, and Ray sets handlers of its
+    # own. Blocked signals also outlast `_start_anew`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         dispatcher = Dispatcher(Settings.load(), start_anew=_start_anew)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-
-    def listen() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: dispatcher.stop())
-
-    listen()
+    threading.Thread(target=_listen, args=[dispatcher], name="signals", daemon=True).start()
     try:
-        dispatcher.run(connected=listen)
+        dispatcher.run()
     except (SchemaTooNew, SchemaTooOld) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    _exit()
     return 0
+
+
+def _listen(dispatcher: Dispatcher) -> None:
+    signal.sigwait(SIGNALS)
+    dispatcher.stop()
+    time.sleep(STOP_S)
+    _exit()
+
+
+def _exit() -> None:
+    """Without Ray's own goodbye, which would wait for a cluster that may be gone; nothing here is worth saving."""
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _start_anew() -> None:

@@ -13,20 +13,20 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from services.dispatcher.cluster import GIB, node_name
-from services.dispatcher.kinds import ENTRIES, RUNNER, actor_cpus
+from services.dispatcher.kinds import CLOSER, ENTRIES, RUNNER, actor_cpus
 from services.registry import Fence, Job
 from services.settings import Settings
 
-__all__ = ["Actors", "JobActor", "News", "Phase", "Watch", "actor_name"]
+__all__ = ["Actors", "JobActor", "News", "Phase", "Unfit", "Watch", "actor_name"]
 
 JOIN_S = 20.0  # seconds that one wait for an actor's end may take: a dispatcher that died leaves no thread behind for long
-FAREWELL_S = 1.0  # seconds between an attempt's end and its process's, so that those who wait get their answer
+FAREWELL_S = 5.0  # seconds after an attempt's end in which a dispatcher may end its process; then it does so itself
 THREADS = 8  # calls an actor serves at once: every dispatcher that watches it takes one
 
 # What Ray says of an actor whose process is known to be gone, and how we say it. Anything else may be a network that is.
@@ -67,8 +67,7 @@ class JobActor:
         try:
             context = ray.get_runtime_context()
             node = node_name(os.uname().nodename, context.get_node_id())
-            module, _, function = RUNNER.partition(":")
-            getattr(importlib.import_module(module), function)(entry, job, attempt, settings_json, node=node)
+            _load(RUNNER)(entry, job, attempt, settings_json, node=node)
         except BaseException:
             # What the attempt itself raises is in the registry by now. This is an installation that cannot run it.
             traceback.print_exc()
@@ -79,6 +78,10 @@ class JobActor:
         sys.stderr.flush()
         # Not by an exception: no thread that a library left behind may keep the node's resources.
         os._exit(status)
+
+
+class Unfit(Exception):
+    """Ray takes no job that asks for this; the message says why."""
 
 
 class Phase(StrEnum):
@@ -125,15 +128,14 @@ class Actors:
         self.watched: dict[Fence, Watch] = {}
 
     def start(self, job: Job, node: str) -> Watch:
-        """Creates the actor of a claimed job on a node; it waits there if Ray has not got room yet."""
+        """Creates the actor of a claimed job on a node; it waits there if Ray has not got room yet. Raises Unfit."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         cpus, gpus = actor_cpus(job)
         options: dict[str, Any] = {"memory": int(job.memory_gb * GIB)} if job.memory_gb else {}
-        handle = (
-            ray.remote(JobActor)
-            .options(
+        try:
+            asked = ray.remote(JobActor).options(
                 name=actor_name(job.fence),
                 namespace=self._settings.ray_namespace,
                 lifetime="detached",
@@ -145,8 +147,10 @@ class Actors:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 **options,
             )
-            .remote(ENTRIES[job.kind], job.id, job.attempt, self._settings_json)
-        )
+            handle = asked.remote(ENTRIES[job.kind], job.id, job.attempt, self._settings_json)
+        except (TypeError, ValueError) as error:
+            why = " ".join(str(part).strip() for part in error.args)
+            raise Unfit(f"Ray does not take what the job asks for: {why}; change its resources") from error
         return self._watch(job.fence, handle, node)
 
     def adopt(self, fence: Fence) -> Watch | None:
@@ -192,7 +196,7 @@ class Actors:
                 if began:
                     yield News(watch, "began")
             else:
-                self.forget(watch.fence)
+                self.kill(watch.fence)  # it is done, and would end a little later by itself
                 yield News(watch, "ended", "its process ended without saying how")
 
     def kill(self, fence: Fence) -> None:
@@ -203,6 +207,12 @@ class Actors:
         handle = watch.handle if watch else self._find(fence)
         if handle is not None:
             ray.kill(handle, no_restart=True)
+
+    def close(self, job: int) -> None:
+        """Has somebody on the cluster tidy up after a job that ended without its process."""
+        import ray
+
+        ray.remote(_close).options(num_cpus=0, max_retries=0).remote(self._settings_json, job)
 
     def forget(self, fence: Fence) -> None:
         """Looks at an actor no more."""
@@ -225,6 +235,16 @@ class Actors:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
+
+
+def _load(entry: str) -> Callable[..., Any]:
+    """The function behind "module:name"."""
+    module, _, function = entry.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _close(settings_json: str, job: int) -> None:
+    _load(CLOSER)(settings_json, job)
 
 
 def _gone(text: str) -> str | None:

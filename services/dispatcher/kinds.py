@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from services.registry import Job
 
-__all__ = ["ENTRIES", "RUNNER", "actor_cpus"]
+__all__ = ["CLOSER", "ENTRIES", "RUNNER", "actor_cpus"]
 
 # Runs an attempt under its lease: called with the entry, the job, the attempt and the settings.
 RUNNER = "workers.lease:run_attempt"
+
+# Ends elsewhere what a job left open whose process is gone: called with the settings and the job.
+CLOSER = "workers.closing:close"
 
 ENTRIES: dict[str, str] = {
     "train": "workers.train:run",

@@ -8,11 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn, TypeVar
 
 import stamina
 import structlog
 
-from services.dispatcher.actors import Actors, News, Phase, Watch, actor_name
+from services.dispatcher.actors import Actors, News, Phase, Unfit, actor_name
 from services.dispatcher.cluster import Ledger, NoCluster, connect, knock, look, snapshot
 from services.dispatcher.kinds import ENTRIES
 from services.registry import Fence, Job, LeaseLost, Registry, RegistryUnavailable, SchemaTooNew, SchemaTooOld
@@ -22,13 +24,17 @@ __all__ = ["Dispatcher"]
 
 ANNOUNCE_S = 2.0  # seconds between two announcements, and between two looks at why jobs wait
 ADOPT_S = 2.0  # seconds between two looks for attempts that nobody here watches
+AGAIN_S = 1.0  # seconds between the loss of a cluster and this process's new beginning
 RECONNECT_S = 2.0  # seconds between two tries to join the cluster
 KNOCK_S = 1.0  # seconds between two knocks at the cluster's door
+SLOW_S = 2.0  # seconds after which an answer is so late that somebody knocks
 PATIENCE_S = 30.0  # seconds that Ray may take for one turn; it would end this process after 60
 STALE_S = 15.0  # seconds that a process which no longer holds its job has to end itself
 PRUNE_S = 3600.0  # seconds between two prunings
 STARTS_A_TURN = 16  # actors created before the loop looks elsewhere
 WAITING_SHOWN = 50  # jobs whose reason is kept fresh
+
+Answer = TypeVar("Answer")
 
 log = structlog.get_logger("dispatcher")
 
@@ -58,38 +64,39 @@ class Dispatcher:
         """Ends `run` soon: no more claims; running jobs go on by themselves."""
         self._stopped.set()
 
-    def run(self, *, connected: Callable[[], None] = lambda: None) -> None:
-        """Works until `stop`. `connected` is called whenever Ray was asked to join, for it takes signal handlers over.
+    def run(self) -> None:
+        """Works until `stop`.
 
         Raises SchemaTooNew and SchemaTooOld at the start; an unreachable registry or cluster is waited for.
         """
         self._patiently(lambda: Registry.open(self._settings.registry_url).close())
         log.info("up", dispatcher=self.name)
         threading.Thread(target=self._watch_ray, name="watchdog", daemon=True).start()
-        while not self._stopped.is_set():
-            self._connect(connected)
-            self._patiently(self.turn)
-            self._stopped.wait(self._settings.poll_s)
-        if self._address is not None:
-            import ray
-
-            ray.shutdown()
+        with suppress(NoCluster):  # it was told to stop while it was without one
+            while not self._stopped.is_set():
+                self._connect()
+                self._patiently(self.turn)
+                self._stopped.wait(self._settings.poll_s)
         self._registry.close()
         log.info("down", dispatcher=self.name, left_running=len(self._actors.watched))
 
     def turn(self) -> None:
         """One round of all that a dispatcher does. Raises RegistryUnavailable."""
-        self._on_cluster(self._listen)
+        for news in self._on_cluster(lambda: list(self._actors.poll())) or ():
+            self._hear(news)
         for job in self._queue.rescue():
             log.warning("rescued", job=job.id, attempt=job.attempt, state=job.state, why=job.reason)
+            self._tidy(job)
         self._end_overdue()
-        self._on_cluster(self._keep_pending)
-        live = self._queue.live()
-        ledger = self._on_cluster(lambda: self._count(live))
-        if ledger is not None:
-            self._on_cluster(lambda: self._look_after(live))
+        self._keep_pending()
+        live, nodes = self._queue.live(), self._on_cluster(look)
+        ledger = None
+        if nodes is not None:
+            self._look_after(live)
+            placed = {fence: watch.node for fence, watch in self._actors.watched.items() if watch.node}
+            ledger = Ledger.count(nodes, live, placed)
             if not self._stopped.is_set():
-                self._on_cluster(lambda: self._claim(ledger))
+                self._claim(ledger)
         if self._every("announce", ANNOUNCE_S):
             self._explain(ledger)
             cluster = snapshot(ledger, self._reasons, address=self._address, problem=self._problem or None)
@@ -114,7 +121,7 @@ class Dispatcher:
             log.warning("the registry is away", error=str(error))
         return away and not self._stopped.is_set()
 
-    def _connect(self, connected: Callable[[], None]) -> None:
+    def _connect(self) -> None:
         if self._address is not None or not self._every("connect", RECONNECT_S):
             return
         try:
@@ -124,41 +131,47 @@ class Dispatcher:
                 log.warning("no cluster", problem=str(error))
             self._problem = str(error)
             return
-        finally:
-            connected()
         self._problem = ""
         log.info("joined", cluster=self._address)
 
-    def _on_cluster(self, work: Callable[[], Ledger | None]) -> Ledger | None:
-        """Runs `work` if the cluster is there, and starts anew where it is no longer."""
+    def _on_cluster(self, ask: Callable[[], Answer]) -> Answer | None:
+        """Asks the cluster something, if there is one, and starts anew where it no longer answers. Only Ray is asked in it."""
         if self._address is None:
             return None
         self._in_ray_since = time.monotonic()
         try:
             if self._every("knock", KNOCK_S):
                 knock(self._address)
-            return work()
-        except (RegistryUnavailable, LeaseLost):
+            return ask()
+        except Unfit:
             raise
+        except NoCluster as error:
+            self._leave(str(error))
         except Exception as error:  # Ray raises what it pleases
             self._leave(f"{type(error).__name__}: {error}"[:500])
-            raise
         finally:
             self._in_ray_since = None
 
     def _watch_ray(self) -> None:
+        """Ends the wait for an answer that will not come; Ray itself would take a minute."""
         while not self._stopped.wait(1.0):
-            since = self._in_ray_since
-            if since is not None and time.monotonic() - since > PATIENCE_S:
-                self._leave(f"no answer within {PATIENCE_S:g} s")
+            since, address = self._in_ray_since, self._address
+            if since is None or address is None or time.monotonic() - since < SLOW_S:
+                continue
+            with suppress(NoCluster):  # this process is about to end
+                try:
+                    knock(address)
+                except NoCluster as error:
+                    self._leave(str(error))
+                if time.monotonic() - since > PATIENCE_S:
+                    self._leave(f"no answer within {PATIENCE_S:g} s")
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, why: str) -> NoReturn:
+        """Starts anew; raises NoCluster where this process is to stop instead."""
         log.warning("the cluster is away", cluster=self._address, why=why)
-        self._start_anew()
-
-    def _listen(self) -> None:
-        for news in self._actors.poll():
-            self._hear(news)
+        if not self._stopped.wait(AGAIN_S):
+            self._start_anew()
+        raise NoCluster(why)
 
     def _hear(self, news: News) -> None:
         fence = news.watch.fence
@@ -177,6 +190,12 @@ class Dispatcher:
             log.info("ended", job=fence.job, attempt=fence.attempt)  # it wrote its end itself
         else:
             log.warning("lost", job=fence.job, attempt=fence.attempt, state=job.state, why=why)
+            self._tidy(job)
+
+    def _tidy(self, job: Job) -> None:
+        """Has closed what is left open by a job that ended without its process."""
+        if job.ended:
+            self._on_cluster(lambda: self._actors.close(job.id))
 
     def _end_overdue(self) -> None:
         """Ends those that were asked to stop and did not within the grace, or ran past their time limit."""
@@ -185,14 +204,15 @@ class Dispatcher:
             try:
                 # First the word, then the deed: if this process dies in between, the attempt sees that it is over and stops.
                 if asked:
-                    self._queue.cancelled(job.fence)
+                    ended = self._queue.cancelled(job.fence)
                 else:
                     limit = f"not done within its time limit of {job.time_limit_s or 0:g} s, and did not stop when told"
-                    self._queue.fail(job.fence, limit, retry=False)
+                    ended = self._queue.fail(job.fence, limit, retry=False)
             except LeaseLost:
                 continue
             log.warning("killed", job=job.id, attempt=job.attempt, why="cancelled" if asked else "time limit")
-            self._on_cluster(lambda fence=job.fence: self._actors.kill(fence))
+            self._kill(job.fence)
+            self._tidy(ended)
 
     def _keep_pending(self) -> None:
         """Renews the leases of actors whose process has not begun: until it does it cannot do so itself."""
@@ -202,22 +222,22 @@ class Dispatcher:
                 watch.renewed_at = time.monotonic()
                 try:
                     beat = self._queue.beat(watch.fence, lease_s=self._settings.lease_s)
-                    if beat.cancel_requested:
-                        self._queue.cancelled(watch.fence)
-                        self._actors.kill(watch.fence)
+                    if not beat.cancel_requested:
+                        continue
+                    self._queue.cancelled(watch.fence)
                 except LeaseLost:
-                    self._actors.kill(watch.fence)
+                    pass
+                self._kill(watch.fence)
 
-    def _count(self, live: list[Job]) -> Ledger:
-        placed = {fence: watch.node for fence, watch in self._actors.watched.items() if watch.node}
-        return Ledger.count(look(), live, placed)
+    def _kill(self, fence: Fence) -> None:
+        self._on_cluster(lambda: self._actors.kill(fence))
 
     def _look_after(self, live: list[Job]) -> None:
         """Adopts running attempts that are not watched here; ends processes whose attempt is over."""
         running = {job.fence for job in live}
         if self._every("adopt", ADOPT_S):
             for fence in running - self._actors.watched.keys():
-                if self._actors.adopt(fence) is not None:
+                if self._on_cluster(lambda fence=fence: self._actors.adopt(fence)) is not None:
                     log.info("adopted", job=fence.job, attempt=fence.attempt)
         now = time.monotonic()
         for fence, watch in list(self._actors.watched.items()):
@@ -227,7 +247,7 @@ class Dispatcher:
                 watch.stale_since = now
             elif now - watch.stale_since > STALE_S:
                 log.warning("killed", actor=actor_name(fence), why="its attempt is over and it did not end")
-                self._actors.kill(fence)
+                self._kill(fence)
 
     def _claim(self, ledger: Ledger) -> None:
         started = 0
@@ -248,13 +268,13 @@ class Dispatcher:
                 ledger.take(node.id, job)
                 self._start(job, node.id)
 
-    def _start(self, job: Job, node: str) -> Watch | None:
+    def _start(self, job: Job, node: str) -> None:
         log.info("claimed", job=job.id, attempt=job.attempt, kind=job.kind, node=node[:12])
         try:
-            return self._actors.start(job, node)
-        except Exception as error:
-            self._lose(job.fence, f"its process could not be asked for: {type(error).__name__}: {error}"[:500])
-            raise
+            self._on_cluster(lambda: self._actors.start(job, node))
+        except Unfit as error:
+            log.warning("refused", job=job.id, attempt=job.attempt, why=str(error))
+            self._queue.fail(job.fence, str(error), retry=False)
 
     def _explain(self, ledger: Ledger | None) -> None:
         self._reasons = {}

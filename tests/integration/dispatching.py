@@ -55,6 +55,13 @@ class DispatcherProcess:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
 
+    def __enter__(self) -> DispatcherProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
     def said(self) -> str:
         return self.log.read_text()
 
@@ -77,15 +84,13 @@ def _variables(settings: Settings) -> dict[str, str]:
 @contextlib.contextmanager
 def dispatching(settings: Settings, cluster: RayCluster) -> Iterator[DispatcherProcess]:
     """A dispatcher for as long as the block lasts, and its jobs' processes with it."""
-    running = DispatcherProcess(settings, cluster)
-    try:
-        yield running
-    finally:
-        with Registry(settings.registry_url) as registry:
-            for job in registry.queue.live():
-                registry.queue.lose(job.fence, "the test is over")  # its process sees that and ends itself
-        if running.process.poll() is None:
-            running.kill()
+    with DispatcherProcess(settings, cluster) as running:
+        try:
+            yield running
+        finally:
+            with Registry(settings.registry_url) as registry:
+                for job in registry.queue.live():
+                    registry.queue.lose(job.fence, "the test is over")  # its process sees that and ends itself
 
 
 def submit(registry: Registry, kind: str = "work", *, cpus: float = 1.0, **given: Any) -> Job:

@@ -26,7 +26,28 @@ class RayCluster:
 
     address: str
     environment: dict[str, str]
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None = None
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Ends the head: its own way out first, since it knows its children; then whatever is left of its process group."""
+        process = self.process
+        if process is None:
+            return
+        if process.poll() is None and not at_once:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(15)
+
+
+def a_token(folder: Path) -> Path:
+    """A new token, in a file that only its owner reads."""
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    return token
 
 
 def ray_environment(token: Path) -> dict[str, str]:
@@ -51,12 +72,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running_ray(*, cpus: int = 2, port: int | None = None) -> Iterator[RayCluster]:
-    """Starts a head with this many CPUs and ends it, whatever runs on it."""
+def running_ray(*, cpus: int = 2, port: int | None = None, token: Path | None = None) -> Iterator[RayCluster]:
+    """Starts a head with this many CPUs and ends it, whatever runs on it. `token` is the file of one that is there already."""
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # socket paths below it must stay short
-    token = folder / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
+    if token is None:
+        token = a_token(folder)
     port = port or free_port()
     environment = ray_environment(token)
     command = [
@@ -78,11 +98,12 @@ def running_ray(*, cpus: int = 2, port: int | None = None) -> Iterator[RayCluste
         process = subprocess.Popen(
             command, env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
+    cluster = RayCluster(f"127.0.0.1:{port}", environment, process)
     try:
         _wait_for(process, port, folder / "head.log")
-        yield RayCluster(f"127.0.0.1:{port}", environment, process)
+        yield cluster
     finally:
-        _end(process)
+        cluster.end()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -95,14 +116,3 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             return
         time.sleep(0.1)
     raise RuntimeError(f"the Ray head was not up within {STARTS_WITHIN_S:g} s:\n{log.read_text()}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The head's own way out first, since it knows its children; then whatever is left of its process group."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(15)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(15)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.registry import AttemptOutcome, Job, JobState, Registry, migrate
+from services.dispatcher.loop import Dispatcher
+from services.registry import AttemptOutcome, Job, JobState, Registry, RegistryUnavailable, migrate
 from services.settings import Settings
 from tests.integration.dispatching import DispatcherProcess, dispatching, settings_for, submit
-from tests.integration.ray_cluster import RayCluster
+from tests.integration.ray_cluster import RayCluster, a_token, free_port, running_ray
 
 pytestmark = pytest.mark.ray
 
@@ -166,6 +168,12 @@ def test_cancelling_ends_a_job_that_listens_with_what_it_has(
     assert "stopped on request" in "".join(chunk.text for chunk in registry.queue.logs(job.id))
 
 
+def test_what_ray_refuses_is_the_job_s_own_error(registry: Registry, reaches: Callable[..., Job]) -> None:
+    failed = reaches(submit(registry, cpus=0.00003), JobState.FAILED)
+    assert failed.error is not None
+    assert failed.error.startswith("Ray does not take what the job asks for")
+
+
 def test_one_that_does_not_listen_is_killed_after_the_grace(
     registry: Registry, settings: Settings, reaches: Callable[..., Job], eventually: Eventually
 ) -> None:
@@ -253,3 +261,50 @@ def test_told_to_stop_it_leaves_its_jobs_alone(
     assert registry.queue.job(later.id).state == JobState.QUEUED
     dispatcher.restart()
     reaches(later, JobState.SUCCEEDED)
+
+
+def test_it_lives_through_a_cluster_that_goes_away_and_comes_back(tmp_path: Path, eventually: Eventually) -> None:
+    """Ray ends a driver whose cluster is gone; the dispatcher begins anew before that, and its job is tried again."""
+    port, token = free_port(), a_token(tmp_path)
+    settings = settings_for(tmp_path, RayCluster(f"127.0.0.1:{port}", {}))
+    migrate(settings.registry_url)
+    with Registry.open(settings.registry_url) as registry:
+        with running_ray(port=port, token=token) as cluster, DispatcherProcess(settings, cluster) as dispatcher:
+            job = submit(registry, steps=70)
+            eventually(lambda: begun(registry, job), within_s=30)
+            cluster.end(at_once=True)
+            waits = submit(registry, steps=1)
+            eventually(lambda: "does not answer" in (registry.queue.job(waits.id).reason or ""), within_s=20)
+            assert dispatcher.process.poll() is None
+            with running_ray(port=port, token=token):
+                eventually(lambda: registry.queue.job(job.id).ended and registry.queue.job(waits.id).ended, within_s=60)
+            assert dispatcher.stop() == 0
+        done = registry.queue.job(job.id)
+        assert (done.state, done.losses, done.attempt) == (JobState.SUCCEEDED, 1, 2)
+        assert registry.queue.job(waits.id).state == JobState.SUCCEEDED
+
+
+def test_it_waits_for_a_registry_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventually) -> None:
+    settings = Settings(home=tmp_path, poll_s=0.05)
+    migrate(settings.registry_url)
+    dispatcher = Dispatcher(settings, start_anew=lambda: pytest.fail("it has no cluster to lose"))
+    calls = []
+
+    def away() -> list[Job]:
+        calls.append(1)
+        if len(calls) <= 2:
+            raise RegistryUnavailable("away by the test")
+        return []
+
+    monkeypatch.setattr(dispatcher._queue, "rescue", away)
+    thread = threading.Thread(target=dispatcher.run, daemon=True)
+    thread.start()
+    with Registry.open(settings.registry_url) as registry:
+        eventually(registry.queue.dispatchers, within_s=15)
+        [row] = registry.queue.dispatchers()
+        assert (row.id, row.cluster["ray"]) == (dispatcher.name, "down")
+        assert "no Ray cluster is known" in row.cluster["problem"]
+    dispatcher.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(calls) > 2

@@ -152,6 +152,7 @@ def test_a_study_that_was_killed_gives_the_same_table(
 
 
 def test_no_process_of_a_study_outlives_it(ray_cluster: RayCluster, undisturbed: Job, eventually: Callable[..., object]) -> None:
+    assert ray_cluster.process is not None
     head = psutil.Process(ray_cluster.process.pid)
 
     def trials() -> list[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from services.settings import Settings
 
-__all__ = ["Client", "Unreachable", "open_client", "open_inference"]
+__all__ = ["Client", "Unreachable", "open_client", "open_inference", "refusal"]
 
 TIMEOUT_S = 30.0  # a request that waits for MLflow may take long
 
@@ -99,20 +99,22 @@ class Client:
 
     def _refusal(self, answer: httpx.Response) -> CliError:
         """The error that the body of an answer tells."""
-        from services.problems import Problem
-
         try:
-            body = answer.json()
-            problems = body.get("problems") or [body]
-            lines = [
-                Problem(one["error"], one.get("expected"), one.get("hint"), _field(one.get("field"))).line() for one in problems
-            ]
+            return refusal(answer.json(), answer.status_code)
         except (ValueError, KeyError, TypeError, AttributeError):
-            lines = [f"{self._what} at {self.url} answered {answer.status_code}; see that the address is right"]
-        text = "\n".join(lines)
-        if answer.status_code in (502, 503, 504):
-            return Unreachable(text)
-        return Failure(text) if answer.status_code >= 500 else UserError(text)
+            return Failure(f"{self._what} at {self.url} answered {answer.status_code}; see that the address is right")
+
+
+def refusal(body: dict[str, Any], status: int) -> CliError:
+    """The error that the body of an answer of this status tells, one line a problem."""
+    from services.problems import Problem
+
+    problems = body.get("problems") or [body]
+    lines = [Problem(one["error"], one.get("expected"), one.get("hint"), _field(one.get("field"))).line() for one in problems]
+    text = "\n".join(lines)
+    if status in (502, 503, 504):
+        return Unreachable(text)
+    return Failure(text) if status >= 500 else UserError(text)
 
 
 def _field(path: str | None) -> str | None:

@@ -139,7 +139,7 @@ def predict(
     name = _model(model)
     body: dict[str, Any] = {"inputs": word}
     if halt is not None:
-        body["halting"] = _halting(halt)
+        body["halt"] = _checked_halt(halt)
     client, path = open_inference(), f"/v1/models/{name}/predict"
     if trace:
         _trace(client, path, body, as_json)
@@ -151,7 +151,8 @@ def predict(
         _print_answer(answer)
 
 
-def _halting(text: str) -> dict[str, Any]:
+def _checked_halt(text: str) -> str:
+    """Raises UserError for a rule that there is not, before anybody is asked."""
     from pydantic import ValidationError
 
     from loopcore.specs import HaltingSpec, parse_halting
@@ -159,40 +160,68 @@ def _halting(text: str) -> dict[str, Any]:
     from services.problems import explain
 
     try:
-        return parse_halting(text).model_dump(mode="json", exclude_defaults=False)
+        parse_halting(text)
     except ValidationError as error:
         lines = [problem.line() for problem in explain(error, HaltingSpec)]
         raise UserError("\n".join(f"--halt {text}: {line}" for line in lines)) from None
+    return text
 
 
 def _print_answer(answer: dict[str, Any]) -> None:
     from services.cli.output import fields, number
 
-    outputs = answer.pop("outputs", None)
-    print(outputs if isinstance(outputs, str) else " ".join(map(str, outputs or ())))
-    fields({name.replace("_", " "): number(value) for name, value in answer.items() if not isinstance(value, dict | list)})
+    print(answer["outputs"])
+    shown = (
+        "loops_used",
+        "loops_planned",
+        "loops_budget",
+        "exit_reason",
+        "expected_accuracy",
+        "queue_ms",
+        "compute_ms",
+        "model_version",
+    )
+    fields({name.replace("_", " "): number(answer.get(name)) for name in shown})
 
 
 def _trace(client: Client, path: str, body: dict[str, Any], as_json: bool) -> None:
     import json
     import sys
 
+    from services.cli.client import refusal
     from services.cli.errors import Failure
 
-    last: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
+    rows = _Rows()
     for name, data in client.events(path, body):
+        if name == "error":
+            raise refusal(data, data.get("status", 500))
         if as_json:
             print(json.dumps({"event": name, **data}))
         elif name == "loop":
-            prediction = data.get("prediction")
-            shown = prediction if isinstance(prediction, str) else " ".join(map(str, prediction or ()))
-            print(f"loop {data['loop']:>3}  {shown}")
+            rows.show(data)
         sys.stdout.flush()
-        if name == "error":
-            raise Failure(str(data.get("error", data)))
         if name == "answer":
-            last = data
-    if last is None:
+            answer = data
+    if answer is None:
         raise Failure("the inference service ended the stream without an answer; try again")
     if not as_json:
-        _print_answer(last)
+        print()
+        _print_answer(answer)
+
+
+class _Rows:
+    """The loop-by-position table, a row a loop as it comes: positions that this loop did not change are settled."""
+
+    def __init__(self) -> None:
+        self._width = 0
+
+    def show(self, news: dict[str, Any]) -> None:
+        from services.cli.output import number
+
+        symbols = news["prediction"].split()
+        if not self._width:
+            print("loop  settled  residual  prediction")
+        self._width = max(self._width, *(len(symbol) for symbol in symbols))
+        cells = " ".join(symbol.ljust(self._width) for symbol in symbols).rstrip()
+        print(f"{news['loop']:>4}  {news['frontier']:>7}  {number(news['residual']):>8}  {cells}")

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ __all__ = ["Supervisor", "already_running", "ray_folder"]
 
 READY_S = 180.0  # seconds that the parts have to come up
 TICK_S = 0.2  # seconds between two looks at the parts
+RELEASE_S = 40.0  # seconds to take the inference service off a cluster that was joined
 STOP_S = 10.0  # seconds that dispatcher and API have to end
 
 Note = Callable[[str], None]
@@ -44,6 +46,7 @@ class Supervisor:
         self._logs = settings.home / "logs"
         self._mark = secrets.token_hex(16)
         self._parts: dict[str, Part] = {}
+        self._helpers: list[subprocess.Popen[bytes]] = []
         self._address = settings.ray_address
         self._state = "starting"
         self._started_at = time.time()
@@ -60,6 +63,7 @@ class Supervisor:
             if not self._stopped.is_set():
                 self._state = "ready"
                 ready(self._write())
+                self._resume_serving()
             while not self._stopped.wait(TICK_S):
                 self._watch()
         finally:
@@ -216,11 +220,64 @@ class Supervisor:
         if self._state == "starting" and self._ray_is_up():
             self._state = "ready"
             self._write()
+        self._reap()
+
+    def _reap(self) -> None:
+        """Collects helpers and adopted orphans that ended; the parts' own ends are left for the parts to see."""
+        self._helpers = [helper for helper in self._helpers if helper.poll() is None]
+        parts = {part.pid for part in self._parts.values()} | {helper.pid for helper in self._helpers}
+        try:
+            while (
+                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) is not None and ended.si_pid not in parts:
+                os.waitpid(ended.si_pid, 0)
+        except ChildProcessError:
+            return
+
+    def _resume_serving(self) -> None:
+        """Models that were served are brought up again, by jobs; a helper asks for them and ends."""
+        with Registry(self.settings.registry_url) as registry:
+            try:
+                served = registry.queue.served()
+            except RegistryError:
+                return
+        if served:
+            self._note(f"serving again: {', '.join(row.model for row in served)}")
+            self._helpers.append(self._helper("resume", self._api_url))
+
+    def _helper(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A process for what takes a while or loads Ray; it ends by itself, and with the stack at the latest."""
+        command = [sys.executable, "-m", "services.stack.serving", *arguments]
+        log = os.open(self._logs / "serving.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self._environment(),
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+
+    def _release_serving(self) -> None:
+        """On a cluster that was joined the inference service would outlive this stack."""
+        helper = self._helper("release")
+        try:
+            helper.wait(RELEASE_S)
+        except subprocess.TimeoutExpired:
+            helper.kill()
+            helper.wait()
+            self._note(f"the inference service was not taken down within {RELEASE_S:g} s; see {self._logs / 'serving.log'}")
 
     def _take_down(self) -> None:
+        was_ready = self._state == "ready"
         self._state = "stopping"
         self._write()
         self._note("stopping")
+        if was_ready and self.settings.ray_address is not None:
+            self._release_serving()
         # The dispatcher first, so that it does not take the end of Ray for the loss of its jobs.
         for name in ("dispatcher", "api", "ray"):
             if name in self._parts:

@@ -32,6 +32,7 @@ __all__ = ["Outcome", "Progress", "Training"]
 Outcome = Literal["running", "solved", "unsolved", "finished", "diverged"]
 
 EVALUATED_AT_ONCE = 16_384  # positions of one forward pass in an evaluation: bounds its memory
+OF_START = {"readout_init", "untied_loops", "max_length"}  # model fields that change no function that weights of one shape have
 SAMPLING_ERROR = 0.03  # all pairs of a group are evaluated once the held-out sample is this near to what ends their stage
 
 
@@ -51,6 +52,8 @@ class Training:
 
     Raises UnknownGroup, DeviceUnavailable, and InputError for a task that has no data for the first stage.
 
+    A spec with `start_from` names a job, which only a registry knows: give the weights by `start_weights` before the first step.
+
     run = Training(TrainSpec(), threads=2)
     while not run.finished:
         run.advance()
@@ -69,6 +72,7 @@ class Training:
         self.model = build_model(spec, self.task).to(self.device)
         self.optimizer = make_optimizer(self.model, spec)
         self.step_count = 0
+        self._has_weights = spec.start_from is None
         self.cooldown_from: int | None = None
         """Optimizer step (from 0) that the cool-down begins at; None while nobody knows."""
         self.diverged_at: int | None = None
@@ -123,6 +127,11 @@ class Training:
         A loss or gradient that is not finite is no exception: the weights stay as they are and the run is `diverged`.
         """
         assert not self.finished, "the run is over"
+        if not self._has_weights:
+            raise InputError(
+                f"the run starts from the weights of job {self.spec.start_from} and has not been given them: call start_weights "
+                "with the state of its checkpoint, or leave start_from out"
+            )
         factor = learning_rate_factor(
             self.step_count, self.spec.optimizer, steps=self.spec.steps, cooldown_from=self.cooldown_from
         )
@@ -230,12 +239,39 @@ class Training:
             ) from None
         self.stages.load_state_dict(state["stages"])
         self.step_count = state["stream"]["index"]
+        self._has_weights |= self.step_count > 0
         self.cooldown_from, self.diverged_at = state["cooldown_from"], state["diverged_at"]
         self.evaluation, self.best = state["evaluation"], state["best"]
         # Nothing here draws from the global generators; a model of one's own with dropout would.
         torch.set_rng_state(state["rng"]["cpu"].cpu())
         if self.device.type == "cuda" and "cuda" in state["rng"]:
             torch.cuda.set_rng_state(state["rng"]["cuda"].cpu(), self.device)
+
+    def start_weights(self, state: dict[str, Any], *, trained_by: TrainSpec) -> None:
+        """Starts this run from the weights of another one's `state_dict` and from nothing else of it: contract, optimizer, data
+        stream and schedule begin anew. `trained_by` is that run's spec (a checkpoint has both).
+
+        Raises InputError for weights of another task or of a model of another shape, and for a run that has begun.
+        """
+        if self.step_count:
+            raise InputError(f"the run is at step {self.step_count}; weights can be given before its first step only")
+        task = state.get("stream", {}).get("task")
+        if task != self.task.fingerprint:
+            raise InputError(
+                f"the weights to start from were trained on another task: {task}, this run's is {self.task.fingerprint}; start "
+                "from a run of the same task"
+            )
+        ours, theirs = (one.model.model_dump(exclude=OF_START) for one in (self.spec, trained_by))
+        if wrong := [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if ours[name] != theirs[name]]:
+            raise InputError(f"the weights to start from are of another model: {', '.join(wrong)}; give this run the same model")
+        try:
+            self.model.load_state_dict(state["model"])
+        except (KeyError, RuntimeError) as problem:
+            why = " ".join(str(problem).split())
+            raise InputError(
+                f"the weights to start from are of another shape ({why:.300}); give this run the same model"
+            ) from None
+        self._has_weights = True
 
     @property
     def _last_step(self) -> int:

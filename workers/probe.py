@@ -16,7 +16,7 @@ import torch
 from loopcore.checkpoint import load_model
 from loopcore.contract import Stages
 from loopcore.device import resolve_device
-from loopcore.errors import CheckpointCorrupt, InputError, Undecided
+from loopcore.errors import CheckpointCorrupt, Undecided
 from loopcore.halting import HaltingProfile, measure_halting
 from loopcore.instruments import (
     FrontierResult,
@@ -34,9 +34,9 @@ from loopcore.tasks import load_task
 from services.registry import CheckpointRow, LeaseLost, Measurement, RegistryUnavailable, Run, RunState
 from workers.feed import Feed
 from workers.lease import HeldJob, Stop
-from workers.recording import flat
+from workers.recording import flat, trained_run
 
-__all__ = ["newest_good", "run", "trained_run"]
+__all__ = ["newest_good", "run"]
 
 MLFLOW_AFTER_S = 30.0  # seconds that MLflow has to catch up once all is measured
 MLFLOW_STOPPED_S = 3.0  # and once the job was told to stop
@@ -72,16 +72,6 @@ def run(held: HeldJob) -> dict[str, Any]:
         feed.end(row, RunState.FINISHED, {name: value for name, value in figures.items() if not isinstance(value, dict | list)})
         complete = feed.finish(MLFLOW_AFTER_S)
         return {"run": row.id, **figures, "mlflow_run": feed.mlflow_run(row), "mlflow_complete": complete}
-
-
-def trained_run(held: HeldJob, job: int) -> Run:
-    """The run of a `train` job (or of its retries). Raises InputError where it has none with a checkpoint."""
-    runs = held.write(lambda: held.registry.records.runs(job, kind="train"))
-    found = [run for run in runs if run.checkpoint is not None]
-    if not found:
-        kind = held.registry.queue.job(job).kind
-        raise InputError(f"job {job} is a {kind} job without a trained checkpoint; expected the number of a train job that ended")
-    return found[-1]
 
 
 def newest_good(held: HeldJob, trained: Run, device: torch.device) -> tuple[CheckpointRow, LoopedTransformer, TrainSpec]:

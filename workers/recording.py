@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from loopcore import checkpoint
-from loopcore.errors import CheckpointCorrupt
+from loopcore.errors import CheckpointCorrupt, InputError
 from loopcore.specs import TrainSpec
 from loopcore.training import Training
 from services.registry import CurvePoint, Run, RunState
 from workers.lease import HeldJob
 
-__all__ = ["COMPLETE", "Recording", "flat", "pure"]
+__all__ = ["COMPLETE", "Recording", "flat", "newest_state", "pure", "trained_run"]
 
 FLUSH_S = 1.0  # seconds between two writes of curve points
 KEEP = 2  # checkpoints of a run that stay on disk
@@ -41,6 +41,26 @@ def flat(content: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         else:
             found[before + name] = value
     return found
+
+
+def trained_run(held: HeldJob, job: int) -> Run:
+    """The run of a `train` job (or of its retries). Raises InputError where it has none with a checkpoint."""
+    runs = held.write(lambda: held.registry.records.runs(job, kind="train"))
+    found = [run for run in runs if run.checkpoint is not None]
+    if not found:
+        kind = held.registry.queue.job(job).kind
+        raise InputError(f"job {job} is a {kind} job without a trained checkpoint; expected the number of a train job that ended")
+    return found[-1]
+
+
+def newest_state(held: HeldJob, run: Run) -> checkpoint.Loaded | None:
+    """The run's newest checkpoint that is whole and right; None where there is none."""
+    for row in held.write(lambda: held.registry.records.checkpoints(run.id)):
+        try:
+            return checkpoint.load(row.place, row.digest)
+        except CheckpointCorrupt as error:
+            _log.warning("%s", error)
+    return None
 
 
 class Recording:
@@ -86,17 +106,12 @@ class Recording:
 
     def resume(self, training: Training) -> int:
         """Takes up the newest checkpoint that is whole and right; gives its step, 0 where there is none."""
-        held = self._held
-        for row in held.write(lambda: held.registry.records.checkpoints(self.run.id)):
-            try:
-                loaded = checkpoint.load(row.place, row.digest)
-            except CheckpointCorrupt as error:
-                _log.warning("%s", error)
-                continue
-            training.load_state_dict(loaded.state)
-            _log.info("goes on from step %d (%s)", loaded.step, row.place)
-            return loaded.step
-        return 0
+        loaded = newest_state(self._held, self.run)
+        if loaded is None:
+            return 0
+        training.load_state_dict(loaded.state)
+        _log.info("goes on from step %d", loaded.step)
+        return loaded.step
 
     def finish(self, state: RunState, figures: dict[str, Any]) -> None:
         """Says what the run came to. Raises LeaseLost."""

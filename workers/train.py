@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 from loopcore.device import resolve_device
-from loopcore.errors import CheckpointNotWritten
+from loopcore.errors import CheckpointNotWritten, InputError
 from loopcore.specs import TrainJob
 from loopcore.training import Training
 from services.registry import LeaseLost, RegistryUnavailable, RunState
 from workers.feed import Feed
 from workers.lease import HeldJob, Stop
-from workers.recording import COMPLETE, Recording, flat, pure
+from workers.recording import COMPLETE, Recording, flat, newest_state, pure, trained_run
 
 __all__ = ["run"]
 
@@ -68,6 +68,8 @@ def run(held: HeldJob) -> dict[str, Any]:
 def _train(held: HeldJob, training: Training, recording: Recording) -> None:
     spec = training.spec
     saved_at = recording.resume(training)
+    if spec.start_from is not None and not saved_at:
+        _warm_start(held, training, spec.start_from)
     told_at = 0.0
     while not training.finished:
         held.check()
@@ -81,6 +83,16 @@ def _train(held: HeldJob, training: Training, recording: Recording) -> None:
         if time.monotonic() - told_at >= TELL_S or training.finished:
             told_at = time.monotonic()
             held.progress(progress.step, spec.steps, _words(training))
+
+
+def _warm_start(held: HeldJob, training: Training, job: int) -> None:
+    """Gives the training the weights of another job's run. Raises InputError where it has none that fit."""
+    parent = trained_run(held, job)
+    loaded = newest_state(held, parent)
+    if loaded is None:
+        raise InputError(f"no checkpoint of job {job} (run {parent.id}) can be used to start from; train that job again")
+    training.start_weights(loaded.state, trained_by=loaded.spec)
+    _log.info("starts from the weights of job %d at step %d", job, loaded.step)
 
 
 def _stopped(recording: Recording, training: Training) -> dict[str, Any]:

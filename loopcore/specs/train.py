@@ -59,7 +59,8 @@ class TrainSpec(Spec):
     checkpoint_every: PositiveInt = 200
     """Steps between checkpoints."""
     start_from: int | None = Field(default=None, ge=1)
-    """The `train` job whose weights this run starts from, with a contract and an optimizer of its own; the job waits for it."""
+    """The `train` job whose weights this run starts from, with a contract and an optimizer of its own; the job waits for it.
+    Model and task have to be that job's."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """`bf16` computes under autocast with fp32 weights; `auto` does so where the device gains from it (CUDA with bf16)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -54,6 +54,8 @@ class TuneSpec(Spec):
         norms = {"post" if rule in ("deepnorm", "deeploop") else "pre" for rule in self.rules if rule != "standard"}
         if len(norms) > 1:
             raise ValueError(f"rules {list(self.rules)} mix pre-norm and post-norm; search them in two studies")
+        if self.train.start_from is not None:
+            raise ValueError("every trial starts from weights of its own; leave train.start_from out")
         for point in self.points():
             self.trial(point)  # raises what the trial's own spec would raise, before anything is queued
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopcore.specs import JobSpec, ProbeJob, RegisterJob
+from loopcore.specs import JobSpec, ProbeJob, RegisterJob, TrainJob
 from services.api.bodies import Provenance
 from services.api.errors import Refused
 from services.problems import Problem
@@ -51,6 +51,8 @@ def _check_references(queue: Queue, spec: JobSpec) -> None:
     wanted: dict[str, tuple[int, str]] = {}
     if isinstance(spec, ProbeJob | RegisterJob):
         wanted["job"] = (spec.job, "train")
+    if isinstance(spec, TrainJob) and spec.start_from is not None:
+        wanted["start_from"] = (spec.start_from, "train")
     if isinstance(spec, RegisterJob) and spec.probe is not None:
         wanted["probe"] = (spec.probe, "probe")
     for field, (number, kind) in wanted.items():

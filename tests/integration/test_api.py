@@ -105,6 +105,8 @@ def test_a_reference_to_a_job_of_another_kind_is_refused_at_once(api: httpx.Clie
     assert answer.json()["error"] == f"job {probe} is of kind probe"
     answer = api.post("/v1/models", json={"job": train, "probe": train, "model": "s3@a"})
     assert answer.json()["field"] == "spec.probe"
+    answer = api.post("/v1/jobs", json={"spec": TRAIN | {"start_from": probe}})
+    assert (answer.status_code, answer.json()["field"]) == (422, "spec.start_from")
     assert len(api.get("/v1/jobs").json()["jobs"]) == 2
 
 

@@ -21,7 +21,7 @@ from tests.integration.dispatching import DispatcherProcess, dispatching, settin
 from tests.integration.ray_cluster import RayCluster
 from workers.lease import run_attempt
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of MLflow, in this process
+pytestmark = pytest.mark.filterwarnings(*(f"ignore::{kind}" for kind in ("DeprecationWarning", "FutureWarning", "UserWarning")))  # MLflow
 
 Eventually = Callable[..., object]
 
@@ -257,6 +257,23 @@ def test_a_corrupt_checkpoint_is_skipped_for_the_one_before(settings: Settings, 
     untouched = here(settings, registry, spec)
     [twin] = registry.records.runs(untouched.id)
     assert registry.records.curve(run.id) == registry.records.curve(twin.id)
+
+
+def test_a_training_starts_from_the_weights_of_another_job(settings: Settings, registry: Registry, trained: Job) -> None:
+    own = dict(trained.spec)
+    spec = own | {
+        "start_from": trained.id,
+        "contract": own["contract"] | {"lengths": [4], "loops": {"kind": "proportional", "per_position": 2.0}},
+    }
+    job = here(settings, registry, spec)
+    assert job.state == JobState.SUCCEEDED, text_of(registry, job)
+    assert f"starts from the weights of job {trained.id} at step {result_of(trained)['steps']}" in text_of(registry, job)
+    [run] = registry.records.runs(job.id)
+    # Untrained, S3 begins at the loss of a guess, ln 6.
+    assert registry.records.curve(run.id, "loss")[0].value < 1.0
+    other = here(settings, registry, spec | {"task": {"kind": "word", "group": "Z6"}}, error_budget=3)
+    assert (other.state, other.attempt) == (JobState.FAILED, 1)
+    assert "trained on another task: word/S3/1, this run's is word/Z6/1" in (other.error or "")
 
 
 def _train_until(settings: Settings, registry: Registry, job: Job, *, steps: int) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 MODEL = "s3@demo"
+SHOWN = ("rule", "loops", "optimum_log2_lr", "drift_octaves", "best_loss", "regret", "at_edge", "diverged")  # of the table
 WORD_SYMBOLS = 5  # letters of the word that is asked: shorter than the trained length, so that halting has something to save
 
 TRAIN: dict[str, Any] = {
@@ -36,7 +37,7 @@ TUNE: dict[str, Any] = {
     "resources": {"cpus": 1},
     "rules": ["standard", "loop_mup"],
     "loops": [1, 4],
-    "log2_lrs": [-3, -4, -5, -6, -7],
+    "log2_lrs": [-5, -6, -7, -8, -9],
     "train": {
         "task": {"kind": "text", "source": "stdlib"},
         "model": {"positions": "rope", "bos": False, "injection": "none"},
@@ -182,8 +183,7 @@ S3 word problem, one block, T = n
 
 Learning-rate transfer, bytes of the Python standard library (one seed at a small size: a first look, not a finding)""")
     rows = found["transfer"]
-    columns = list(rows[0])
-    table(columns, [[number(row[column]) for column in columns] for row in rows])
+    table(SHOWN, [[number(row[column]) for column in SHOWN] for row in rows])
     print(f"\nWritten in {span(seconds)}: {path}")
     for picture in pictures:
         print(f"  {picture}")

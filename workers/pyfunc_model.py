@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pandas as pd
-from mlflow.pyfunc import PythonModel, PythonModelContext
+from mlflow.models import set_model
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from loopcore.batching import LoopBatchEngine, ModelStepper, Request
 from loopcore.checkpoint import checkpoints, load_model
@@ -40,8 +40,9 @@ class LoopedModel(PythonModel):
         content = json.loads(Path(profile).read_text()) if profile else {}
         self.profile = HaltingProfile.from_json(content["halting"]) if content.get("halting") else None
 
+    # The input bears no annotation: MLflow would make a signature of it, and complains of one that does not suit it.
     def predict(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, context: PythonModelContext | None, model_input: Any, params: dict[str, Any] | None = None
+        self, context: PythonModelContext | None, model_input, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
         """One row a word: `answer` (text for text, ids for ids), `loops`, `loops_planned`, `exit_reason`.
 
@@ -100,8 +101,7 @@ def _words(given: Any) -> Iterable[str | list[int]]:
         numbers = all(pd.api.types.is_integer_dtype(kind) for kind in given.dtypes)
         given = given.to_numpy() if numbers and len(given.columns) != 1 else given.iloc[:, 0]
     for number, word in enumerate([given] if isinstance(given, str) else given):
-        plain = word.tolist() if hasattr(word, "tolist") else word
-        plain = [plain] if isinstance(plain, int) and not isinstance(plain, bool) else plain
+        plain: Any = word if isinstance(word, str) or not hasattr(word, "tolist") else word.tolist()
         if isinstance(plain, str):
             yield plain
         elif isinstance(plain, list | tuple) and all(isinstance(token, int) and not isinstance(token, bool) for token in plain):
@@ -110,4 +110,4 @@ def _words(given: Any) -> Iterable[str | list[int]]:
             raise InputError(f"word {number} is {str(word)[:60]!r}; expected text such as '3 1 4', or a list of token ids")
 
 
-mlflow.models.set_model(LoopedModel())
+set_model(LoopedModel())

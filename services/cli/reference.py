@@ -11,7 +11,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-__all__ = ["cli_page", "openapi_document", "pages", "settings_page", "specs_page"]
+__all__ = ["cli_page", "inference_document", "openapi_document", "pages", "settings_page", "specs_page"]
 
 WIDTH = 100  # characters a line of help
 MADE = "<!-- Made by `loop docs` from the code; a test fails when it is stale. -->"
@@ -45,6 +45,7 @@ def pages() -> dict[str, str]:
         "specs.md": specs_page(),
         "settings.md": settings_page(),
         "api/openapi.json": openapi_document(),
+        "api/inference-openapi.json": inference_document(),
     }
 
 
@@ -54,6 +55,13 @@ def openapi_document() -> str:
     from services.settings import Settings
 
     return json.dumps(create_app(Settings()).openapi(), indent=1, sort_keys=True) + "\n"
+
+
+def inference_document() -> str:
+    """The inference service's OpenAPI document as JSON."""
+    from services.inference.app import openapi_document
+
+    return openapi_document()
 
 
 def cli_page() -> str:

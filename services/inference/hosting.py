@@ -134,15 +134,16 @@ def _running(settings: Settings) -> int | None:
         raise LoopcoreError(f"the inference service could not be deployed: {application.message}")
     if application.status != ApplicationStatus.RUNNING or DEPLOYMENT not in application.deployments:
         return None
-    states = {str(state.value): count for state, count in application.deployments[DEPLOYMENT].replica_states.items() if count}
-    if set(states) != {"RUNNING"}:
+    states: dict[Any, int] = dict(application.deployments[DEPLOYMENT].replica_states)
+    up = states.get("RUNNING", 0)
+    if up != sum(states.values()):
         return None
     try:
         answer = httpx.get(f"{address(settings)}/v2", timeout=5.0, trust_env=False)
         ours = answer.json().get("installation") == installation(settings)
     except (httpx.HTTPError, ValueError):
         return None
-    return states["RUNNING"] if ours else None
+    return up if ours else None
 
 
 def _until(condition: Callable[[], bool], check: Callable[[], None], what: str) -> None:

@@ -27,10 +27,11 @@ Value = TypeVar("Value")
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 ModelPath = Annotated[str, Path(description="`name@alias`, for example `s3@champion`.", max_length=200)]
-NOT_SERVED = may_answer(404, "This model is not served.")
+NOT_SERVED = may_answer(404, "This model is not served.") | may_answer(
+    400, "The request cannot be right; every problem is named."
+)
 ASKING = (
     NOT_SERVED
-    | may_answer(400, "The request cannot be right; every problem is named.")
     | may_answer(413, "The request is too large.")
     | may_answer(500, "A word could not be computed.")
     | may_answer(503, "The line is full, or the model cannot be had now. `Retry-After` says when to ask again.")

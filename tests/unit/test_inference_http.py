@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -426,11 +425,3 @@ def test_open_inference_refuses_other_outputs_and_parameters(client: httpx.Clien
         refused(client.post("/v2/models/s3@demo/infer", json={"inputs": [tensor]} | more), 400)
     headers = {"inference-header-content-length": "10"}
     refused(client.post("/v2/models/s3@demo/infer", json={"inputs": [tensor]}, headers=headers), 400)
-
-
-def test_an_application_needs_no_ray(run_python: Callable[..., Any], tmp_path: Path) -> None:
-    ran = run_python(
-        "import sys; from services.inference.app import openapi_document; openapi_document();"
-        "print([m for m in ('ray', 'torch', 'mlflow') if m in sys.modules])"
-    )
-    assert ran.stdout.strip() == "[]", ran.stderr

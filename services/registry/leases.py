@@ -29,7 +29,7 @@ from services.registry.states import (
 from services.registry.submission import job_from
 from services.registry.tables import attempts, jobs, logs
 
-__all__ = ["CUT_NOTE", "LOG_CHUNK", "LOG_MOST_BYTES", "Leases", "claimable", "held", "lease_lost"]
+__all__ = ["CUT_NOTE", "LOG_CHUNK", "LOG_MOST_BYTES", "Leases", "claimable", "held", "lease_lost", "running"]
 
 LOG_MOST_BYTES = 4 * 1024 * 1024  # bytes kept of what one attempt writes
 LOG_CHUNK = 16_384  # characters in one row
@@ -46,6 +46,11 @@ _NONE = sa.literal(0, literal_execute=True)
 def claimable(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
     """Jobs that could start if there were room."""
     return sa.and_(jobs.c.state == _QUEUED, jobs.c.unmet == _NONE, jobs.c.run_after <= now)
+
+
+def running() -> sa.ColumnElement[bool]:
+    """Jobs that an attempt holds, found by the index of leases: sort them in Python, or the planner walks over all jobs."""
+    return sa.and_(jobs.c.state == _RUNNING, jobs.c.lease_until > _NONE)
 
 
 def held(fence: Fence, now: sa.ColumnElement[float] | None) -> sa.ColumnElement[bool]:
@@ -93,10 +98,7 @@ class Leases:
         if kinds is not None:
             fits.append(jobs.c.kind.in_(kinds))
         best = sa.select(jobs.c.id).where(*fits).order_by(jobs.c.priority.desc(), jobs.c.id).limit(1)
-        if self._database.sqlite:
-            # Writers take turns here, so there is no locked row to skip; the hint keeps the planner off the state's index.
-            best = best.with_hint(jobs, "INDEXED BY ix_jobs_claimable", "sqlite")
-        else:
+        if not self._database.sqlite:  # where writers take turns, so there is no locked row to skip
             best = best.with_for_update(skip_locked=True)
         take = (
             sa.update(jobs)
@@ -241,7 +243,7 @@ class Leases:
         now = self._database.now()
         expired = (
             sa.select(jobs.c.id, jobs.c.attempt)
-            .where(jobs.c.state == _RUNNING, jobs.c.lease_until <= now)
+            .where(running(), jobs.c.lease_until <= now)
             .order_by(jobs.c.lease_until, jobs.c.id)
             .limit(limit)
         )
@@ -260,8 +262,8 @@ class Leases:
         before = self._database.now() - grace_s
         late = sa.or_(jobs.c.cancel_requested_at <= before, jobs.c.deadline_at <= before)
         with self._database.reading() as connection:
-            query = sa.select(jobs).where(jobs.c.state == _RUNNING, late).order_by(jobs.c.id)
-            return [job_from(row) for row in connection.execute(query)]
+            found = [job_from(row) for row in connection.execute(sa.select(jobs).where(running(), late))]
+        return sorted(found, key=lambda job: job.id)
 
     def log(self, fence: Fence, text: str) -> None:
         """Keeps a piece of the attempt's output, up to LOG_MOST_BYTES an attempt; says so where it was cut. Raises LeaseLost."""

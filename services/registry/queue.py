@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from services.registry.engine import Database, clean_text
 from services.registry.errors import JobNotFound
 from services.registry.fleet import Fleet
-from services.registry.leases import Leases, claimable
+from services.registry.leases import Leases, claimable, running
 from services.registry.rows import Attempt, Job, LogChunk
 from services.registry.states import AttemptOutcome, JobState
 from services.registry.submission import Submissions, job_from, known
@@ -83,11 +83,12 @@ class Queue(Submissions, Leases, Fleet):
 
     def live(self, dispatcher: str | None = None) -> list[Job]:
         """Running jobs, oldest first; those that one dispatcher claimed, or all."""
-        query = sa.select(jobs).where(jobs.c.state == JobState.RUNNING.value).order_by(jobs.c.id)
+        query = sa.select(jobs).where(running())
         if dispatcher is not None:
             query = query.where(jobs.c.dispatcher == dispatcher)
         with self._database.reading() as connection:
-            return [job_from(row) for row in connection.execute(query)]
+            found = [job_from(row) for row in connection.execute(query)]
+        return sorted(found, key=lambda job: job.id)
 
     def set_reason(self, job: int, text: str) -> None:
         """Says why a queued job waits; does nothing to a job in any other state, or with the same reason."""

@@ -93,7 +93,9 @@ _unfinished = sa.text("key IS NOT NULL AND state IN ('queued', 'blocked', 'runni
 sa.Index("ix_jobs_claimable", jobs.c.priority.desc(), jobs.c.id, sqlite_where=_claimable, postgresql_where=_claimable)
 sa.Index("ix_jobs_leases", jobs.c.lease_until, sqlite_where=_running, postgresql_where=_running)
 sa.Index("uq_jobs_unfinished_key", jobs.c.key, unique=True, sqlite_where=_unfinished, postgresql_where=_unfinished)
-sa.Index("ix_jobs_state_id", jobs.c.state, jobs.c.id)
+# For counts and lists by state without reading whole rows. Not the other way round: SQLite would take an index that begins with
+# the state for claims and then sort.
+sa.Index("ix_jobs_id_state", jobs.c.id, jobs.c.state)
 sa.Index(
     "ix_jobs_origin", jobs.c.origin, sqlite_where=sa.text("origin IS NOT NULL"), postgresql_where=sa.text("origin IS NOT NULL")
 )

@@ -222,7 +222,7 @@ def bounds(histories: int, steps: int, *, same_each_time: bool = False) -> setti
         deadline=None,
         # Finding out which parts of a failing history matter would take longer than the test may.
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
 

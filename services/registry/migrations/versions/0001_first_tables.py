@@ -84,7 +84,7 @@ def upgrade() -> None:
     op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"], unique=False)
     op.create_index("ix_jobs_leases", "jobs", ["lease_until"], unique=False, **only("state = 'running'"))
     op.create_index("ix_jobs_origin", "jobs", ["origin"], unique=False, **only("origin IS NOT NULL"))
-    op.create_index("ix_jobs_state_id", "jobs", ["state", "id"], unique=False)
+    op.create_index("ix_jobs_id_state", "jobs", ["id", "state"], unique=False)
     op.create_index(
         "uq_jobs_unfinished_key",
         "jobs",

@@ -107,7 +107,8 @@ def test_a_part_that_does_not_listen_is_killed(tmp_path: Path, eventually: Event
 def test_the_lock_is_held_by_one_and_freed_by_the_kernel(tmp_path: Path, eventually: Eventually) -> None:
     lock = state.StackLock(tmp_path)
     assert lock.holder() is None
-    code = f"from pathlib import Path as P; from services.stack.state import StackLock as L; l = L(P({str(tmp_path)!r})); l.take(); input()"
+    take = f"lock = StackLock(Path({str(tmp_path)!r})); lock.take(); input()"
+    code = f"from pathlib import Path; from services.stack.state import StackLock; {take}"
     holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     assert holder.stdin is not None
     eventually(lambda: lock.holder() == holder.pid, what="the lock")

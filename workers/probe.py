@@ -7,26 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from loopcore.checkpoint import load_model
-from loopcore.contract import Stages
 from loopcore.device import resolve_device
-from loopcore.errors import CheckpointCorrupt, Undecided
-from loopcore.halting import HaltingProfile, measure_halting
-from loopcore.instruments import (
-    FrontierResult,
-    Speed,
-    TauResult,
-    correct_by_loop,
-    measure_accuracy,
-    measure_frontier,
-    measure_tau,
-)
+from loopcore.errors import CheckpointCorrupt
 from loopcore.model import LoopedTransformer
 from loopcore.plots import accuracy_figure, frontier_figure, save
 from loopcore.specs import ProbeJob, TrainSpec
@@ -34,6 +22,7 @@ from loopcore.tasks import load_task
 from services.registry import CheckpointRow, LeaseLost, Measurement, RegistryUnavailable, Run, RunState
 from workers.feed import Feed
 from workers.lease import HeldJob, Stop
+from workers.measuring import Probed, measure
 from workers.recording import flat, trained_run
 
 __all__ = ["newest_good", "run"]
@@ -93,127 +82,52 @@ def _measure(held: HeldJob, spec: ProbeJob, row: Run) -> tuple[dict[str, Any], l
     device = resolve_device(spec.device, granted_gpu=held.granted_gpu)
     trained = trained_run(held, spec.job)
     checkpoint, model, train = newest_good(held, trained, device)
-    stages = Stages(train.contract)
-    length = spec.length or train.contract.longest
-    trained_loops = stages.loops_for(length)
-    watched = max(1, math.ceil(spec.loops_factor * trained_loops))
-    held.progress(0, 4, f"{spec.words} words of length {length}, {watched} loops", unit="instruments")
-    held.check()
-    correct_TBN = correct_by_loop(
-        model,
-        load_task(train.task),
-        words=spec.words,
-        length=length,
-        loops=watched,
-        seed=spec.seed,
-        reveal_per_loop=stages.reveal_per_loop,
-    )
+    asked = len(spec.instruments) + 1
+    held.progress(0, asked, f"{spec.words} words", unit="instruments")
     held.check()
 
-    accuracy = measure_accuracy(correct_TBN)
-    rows = accuracy.rows()
-    at = min(trained_loops, watched) - 1
+    def tell(done: int, total: int, name: str) -> None:
+        held.progress(done, total, name, unit="instruments")
+        held.check()
+
+    found = measure(model, load_task(train.task), train, spec, tell=tell)
+    held.write(lambda: held.registry.records.measure(held.fence, row.id, [Measurement(**one) for one in found.rows]))
     figures: dict[str, Any] = {
         "trained_run": trained.id,
         "job": spec.job,
         "checkpoint": checkpoint.place,
         "step": checkpoint.step,
-        "length": length,
-        "trained_loops": trained_loops,
-        "loops": watched,
+        "length": found.length,
+        "trained_loops": found.trained_loops,
+        "loops": found.watched,
         "words": spec.words,
-        "accuracy": accuracy.token_T[at],
-        "exact_accuracy": accuracy.exact_T[at],
-        "best_loops": accuracy.best_loops,
+        **dict.fromkeys(("v", "v_low", "v_high", "r2", "level", "solved")),
+        "tau": {},
+        **dict.fromkeys(("burn_in", "planned_loops", "within_tolerance", "profile")),
+        **found.figures,
+        "undecided": found.undecided,
+        "measurements": len(found.rows),
     }
-    undecided: dict[str, str] = {}
-    held.progress(1, 4, unit="instruments")
-
-    speed, frontier, tau, profile = None, None, None, None
-    if "frontier" in spec.instruments:
-        frontier = measure_frontier(
-            correct_TBN, levels=spec.levels, bootstrap=spec.bootstrap, confidence=spec.confidence, seed=spec.seed
-        )
-        rows += frontier.rows()
-        try:
-            speed = frontier.speed
-        except Undecided as reason:
-            undecided["frontier"] = str(reason)
-    held.check()
-    held.progress(2, 4, unit="instruments")
-    if "tau" in spec.instruments:
-        tau = measure_tau(correct_TBN, bootstrap=spec.bootstrap, confidence=spec.confidence, seed=spec.seed)
-        rows += tau.rows()
-        undecided |= {f"tau.{statistic}": reason for statistic, reason in tau.undecided.items()}
-    held.check()
-    held.progress(3, 4, unit="instruments")
-    if "halting" in spec.instruments:
-        profile = _profile(correct_TBN, speed, undecided, causal=train.model.causal)
-        if profile is not None:
-            rows.append(
-                {"instrument": "burn_in", "axes": {"length": length}, "value": profile.burn_in, "low": None, "high": None}
-            )
-
-    held.write(lambda: held.registry.records.measure(held.fence, row.id, [Measurement(**one) for one in rows]))
-    figures |= _speed_figures(speed, frontier, tau) | {
-        "burn_in": None if profile is None else profile.burn_in,
-        "planned_loops": None if profile is None else profile.planned_loops(length),
-        "within_tolerance": None if profile is None else profile.within_tolerance,
-        "profile": None if profile is None else profile.to_json(),
-        "undecided": undecided,
-        "measurements": len(rows),
-    }
-    for what, reason in undecided.items():
+    for what, reason in found.undecided.items():
         _log.info("undecided: %s: %s", what, reason)
     folder = held.settings.artifacts / f"job-{held.job.id}"
-    files = _draw(folder, figures, accuracy.token_T, accuracy.last_T, frontier)
-    held.progress(4, 4, unit="instruments")
+    files = _draw(folder, figures, found)
+    held.progress(asked, asked, unit="instruments")
     return figures | {"plots": [str(file) for file in files if file.suffix == ".png"]}, files
 
 
-def _profile(correct_TBN: torch.Tensor, speed: Speed | None, undecided: dict[str, str], *, causal: bool) -> HaltingProfile | None:
-    if speed is None:
-        undecided["halting"] = "there is no speed to plan loops by: see frontier"
-        return None
-    try:
-        return measure_halting(correct_TBN, speed, causal=causal)
-    except Undecided as reason:
-        undecided["halting"] = str(reason)
-        return None
-
-
-def _speed_figures(speed: Speed | None, frontier: FrontierResult | None, tau: TauResult | None) -> dict[str, Any]:
-    """v by the frontier, the estimator to trust, and beside it by tau."""
-    by_tau = {} if tau is None else {statistic: found.to_json() for statistic, found in tau.speeds.items()}
-    return {
-        "v": None if speed is None else speed.v,
-        "v_low": None if speed is None else speed.low,
-        "v_high": None if speed is None else speed.high,
-        "r2": None if speed is None else speed.r2,
-        "level": None if frontier is None else frontier.level,
-        "solved": None if tau is None else tau.solved,
-        "tau": by_tau,
-    }
-
-
-def _draw(
-    folder: Path,
-    figures: dict[str, Any],
-    token_T: tuple[float, ...],
-    last_T: tuple[float, ...],
-    frontier: FrontierResult | None,
-) -> list[Path]:
+def _draw(folder: Path, figures: dict[str, Any], found: Probed) -> list[Path]:
     """Writes the plots and the figures behind them; gives their places."""
     what = f"job {figures['job']}, length {figures['length']}"
     curves = accuracy_figure(
-        {"token": token_T, "last position": last_T},
+        {"token": found.accuracy.token_T, "last position": found.accuracy.last_T},
         trained_loops=figures["trained_loops"],
         planned_loops=figures["planned_loops"],
         title=f"accuracy against loops, {what}",
     )
     files = [save(curves, folder / "accuracy.png")]
-    if frontier is not None:
-        figure = frontier_figure(frontier, trained_loops=figures["trained_loops"], title=f"frontier, {what}")
+    if found.frontier is not None:
+        figure = frontier_figure(found.frontier, trained_loops=figures["trained_loops"], title=f"frontier, {what}")
         files.append(save(figure, folder / "frontier.png"))
     written = folder / "probe.json"
     written.write_text(json.dumps(figures, indent=1, allow_nan=False) + "\n")

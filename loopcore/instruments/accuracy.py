@@ -5,7 +5,7 @@ Shapes: T loops, B words, N positions, P = N + BOS, D width, V classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from loopcore.errors import InputError
+from loopcore.instruments.fits import row
 from loopcore.statistics import wilson
 
 __all__ = ["AccuracyByLoop", "correct_by_loop", "exact_by_prefix", "measure_accuracy", "wilson"]
@@ -45,23 +46,30 @@ def correct_by_loop(
 ) -> Tensor:
     """correct_TBN, bool on the CPU: whether position i of word b is right when the readout is taken after loop t + 1.
 
-    The loops are streamed, one state at a time, so memory does not grow with `loops` beyond the answer itself (one byte
-    an entry). `reveal_per_loop` shows the input as a streaming contract does; leave it out to show all of it.
+    N is what the task makes of `length`: as many, or its square where it is the side of one. Logits that are no numbers are a
+    wrong answer. The loops are streamed, one state at a time, so memory does not grow with `loops` beyond the answer itself
+    (one byte an entry). `reveal_per_loop` shows the input as a streaming contract does; leave it out to show all of it.
     """
     if min(words, length, loops, batch) < 1:
         raise InputError(f"expected words, length, loops and batch of at least 1, got {words}, {length}, {loops}, {batch}")
     weight = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
     device = None if weight is None else weight.device
-    correct_TBN = torch.empty(loops, words, length, dtype=torch.bool)
+    correct_TBN: Tensor | None = None
     with torch.inference_mode():  # the answer itself is an ordinary tensor, made outside
         for index, first in enumerate(range(0, words, batch)):
             size = min(batch, words - first)
             drawn = task.random_batch(seed=seed, split=split, index=index, size=size, length=length)
             targets_BN = drawn.targets.to(device)
+            if correct_TBN is None:
+                with torch.inference_mode(False):
+                    correct_TBN = torch.empty(loops, words, targets_BN.shape[1], dtype=torch.bool)
             states = model.iterate(drawn.tokens.to(device), loops, reveal_per_loop=reveal_per_loop)
             for t, h_BPD in enumerate(states):
                 if t:  # the first state is the one before any loop
-                    correct_TBN[t - 1, first : first + size] = (model.readout(h_BPD).argmax(-1) == targets_BN).cpu()
+                    best_BN, answer_BN = model.readout(h_BPD).max(-1)
+                    right_BN = (answer_BN == targets_BN) & best_BN.isfinite()
+                    correct_TBN[t - 1, first : first + size] = right_BN.cpu()
+    assert correct_TBN is not None
     return correct_TBN
 
 
@@ -93,16 +101,20 @@ class AccuracyByLoop:
         """The loop count with the highest token accuracy; the smallest of several."""
         return max(range(len(self.token_T)), key=self.token_T.__getitem__) + 1
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a figure, for the registry: instrument, axes, value, low, high."""
+    def rows(
+        self, *, instrument: str = "accuracy", axes: Mapping[str, Any] | None = None, positions: bool = True
+    ) -> list[dict[str, Any]]:
+        """One row a figure, for the registry: instrument, axes (the given ones too), value, low, high. Without `positions` the
+        rows of single positions, T N of them, are left out."""
         rows: list[dict[str, Any]] = []
         for t, per_position in enumerate(self.position_TN):
             low, high = self.token_interval_T[t]
-            rows.append(_row({"of": "token", "loop": t + 1}, self.token_T[t], low, high))
-            rows.append(_row({"of": "exact", "loop": t + 1}, self.exact_T[t], *wilson(self.exact_T[t], self.words)))
-            rows.append(_row({"of": "last", "loop": t + 1}, self.last_T[t], *wilson(self.last_T[t], self.words)))
-            for i, share in enumerate(per_position):
-                rows.append(_row({"of": "position", "loop": t + 1, "position": i}, share, *wilson(share, self.words)))
+            at = {**(axes or {}), "loop": t + 1}
+            rows.append(row(instrument, {"of": "token", **at}, self.token_T[t], low, high))
+            rows.append(row(instrument, {"of": "exact", **at}, self.exact_T[t], *wilson(self.exact_T[t], self.words)))
+            rows.append(row(instrument, {"of": "last", **at}, self.last_T[t], *wilson(self.last_T[t], self.words)))
+            for i, share in enumerate(per_position if positions else ()):
+                rows.append(row(instrument, {"of": "position", **at, "position": i}, share, *wilson(share, self.words)))
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -132,7 +144,3 @@ def measure_accuracy(correct_TBN: Tensor) -> AccuracyByLoop:
         position_TN=tuple(tuple(row) for row in position_TN.tolist()),
         token_interval_T=tuple(zip(low_T.tolist(), high_T.tolist(), strict=True)),
     )
-
-
-def _row(axes: dict[str, Any], value: float, low: float, high: float) -> dict[str, Any]:
-    return {"instrument": "accuracy", "axes": axes, "value": value, "low": low, "high": high}

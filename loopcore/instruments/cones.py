@@ -93,6 +93,7 @@ def measure_cones(
     positions: Sequence[int] = (1, 2),
     kind: DamageKind = "donor",
     after: int | None = None,
+    correct_TBN: Tensor | None = None,
     bootstrap: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -104,7 +105,8 @@ def measure_cones(
     Early positions serve best: near the middle too few positions are left behind them. Never raises for a model that has not
     learned its task or cannot take the loops: the reasons are in `undecided`.
     """
-    correct_TBN = correct_by_loop(model, task, words=words, length=length, loops=loops, seed=seed, split=split, batch=batch)
+    if correct_TBN is None:
+        correct_TBN = correct_by_loop(model, task, words=words, length=length, loops=loops, seed=seed, split=split, batch=batch)
     try:
         found = damage_maps(
             model,

@@ -21,8 +21,9 @@ class ProbeSpec(Spec):
     instruments: tuple[Instrument, ...] = Field(default=("frontier", "tau", "halting"), min_length=1)
     """`frontier`: longest solved prefix per loop and v_hat from its slope. `tau`: convergence time of every position and v_hat
     from its slope. `halting`: burn-in of T* = ceil(n / v_hat) and the curve of accuracy against loops. `accuracy`: accuracy by
-    loops at each of `lengths`. `damage`: damage cones and the speed of their edge. `tail`: the four metrics of the end of the
-    loop. `schedules`: accuracy with the contract's input schedule, and with all inputs visible."""
+    loops at each of `lengths` (at `length` it is always measured). `damage`: damage cones and the speed of their edge. `tail`:
+    the four metrics of the end of the loop, at T(n). `schedules`: accuracy with the contract's input schedule, and with all
+    inputs visible. What a model or task has no trace of is undecided, with the reason."""
     length: PositiveInt | None = None
     """Word length n. Empty: the longest length of the run's contract."""
     lengths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1, max_length=16)
@@ -30,7 +31,8 @@ class ProbeSpec(Spec):
     words: PositiveInt = Field(default=512, le=100_000)
     """Held-out words measured."""
     loops_factor: float = Field(default=1.5, ge=1.0, le=4.0)
-    """Loops watched, as a multiple of the contract's T(n). Past about 2 T overthinking makes solved words look unsolved."""
+    """Loops watched, as a multiple of the contract's T(n); of an untied model at most those it has. Past about 2 T
+    overthinking makes solved words look unsolved."""
     levels: tuple[Probability, ...] = Field(default=(0.8, 0.9, 0.95), min_length=1)
     """Accuracies q that a position must reach to count as solved; the one nearest .8 gives v_hat (at .9 the position that
     is just being solved falls now on one side, now on the other)."""
@@ -46,6 +48,14 @@ class ProbeSpec(Spec):
         if len(set(value)) != len(value):
             raise ValueError(f"name each instrument once, got {list(value)}")
         return value
+
+    @model_validator(mode="after")
+    def _lengths_are_of_accuracy(self) -> ProbeSpec:
+        if self.lengths is not None and "accuracy" not in self.instruments:
+            raise ValueError("lengths are those of the instrument accuracy: add it to instruments, or give length alone")
+        if self.lengths is not None and len(set(self.lengths)) != len(self.lengths):
+            raise ValueError(f"name each length once, got {list(self.lengths)}")
+        return self
 
     @model_validator(mode="after")
     def _halting_needs_speed(self) -> ProbeSpec:

@@ -12,23 +12,16 @@ import httpx
 from loopcore.errors import InputError, LoopcoreError
 from loopcore.specs import ServeJob
 from services.inference.hosting import UP_WITHIN_S, ensure
-from services.registry import RegistryError, Served
+from services.registry import LeaseLost, RegistryError, Served
 from services.tracking import ModelNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from services.registry import Job, Registry
     from services.settings import Settings
     from services.tracking import Tracking
-
-__all__ = ["run"]
-
-POLL_S = 0.2
-
-
-if TYPE_CHECKING:
-    from typing import Protocol
 
     class Held(Protocol):
         """As much of a held job as is needed here: what the worker's lease gives."""
@@ -42,6 +35,11 @@ if TYPE_CHECKING:
         def check(self) -> None: ...
         def write(self, call: Callable[[], Any]) -> Any: ...
         def progress(self, done: float, total: float | None = None, note: str = "", *, unit: str = "steps") -> None: ...
+
+
+__all__ = ["run"]
+
+POLL_S = 0.2
 
 
 def run(held: Held) -> dict[str, Any]:
@@ -61,6 +59,8 @@ def run(held: Held) -> dict[str, Any]:
         url = ensure(held.settings, replicas=replicas, check=held.check)
         held.progress(1, 2, f"brings up {spec.model}", unit="parts")
         version = _wait(held, url, spec.model)
+    except LeaseLost:
+        raise  # another attempt at this job may be at work on the same model
     except BaseException:
         _put_back(held, spec.model, before)
         raise

@@ -142,6 +142,17 @@ def test_a_model_that_is_not_registered_fails_the_job_with_what_there_is(stack: 
     assert [row.model for row in stack.registry.queue.served()] == ["s3@demo"]
 
 
+def test_a_version_that_cannot_be_loaded_fails_the_job_and_is_not_served(stack: Stack) -> None:
+    stack.register("broken@demo", "1", seed=0)
+    weights = stack.tracking.resolve("broken@demo").checkpoint / "step-00000001" / "tensors.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    job = stack.serve("broken@demo")
+    assert job.state is JobState.FAILED
+    assert "broken@demo version 1 cannot be brought up: the checkpoint" in str(job.error)
+    assert "Traceback" not in str(job.error)
+    assert [row.model for row in stack.registry.queue.served()] == ["s3@demo"]
+
+
 def test_a_stream_comes_through_the_proxy_loop_by_loop(stack: Stack) -> None:
     body = {"inputs": WORD, "halt": "fixed:3"}
     with stack.client.stream("POST", PREDICT, json=body, headers={"accept": "text/event-stream"}) as answer:

@@ -107,18 +107,7 @@ class Training:
     def advance(self) -> Progress:
         """One optimizer step, then what is due: evaluation, promotion, the beginning of the cool-down."""
         metrics = self.step()
-        due = self.step_count % self.spec.evaluate_every == 0 or self.step_count >= self._last_step
-        if not due or self.diverged_at is not None:
-            return Progress(self.step_count, metrics, evaluated=False)
-        found = self.evaluate()
-        metrics |= {f"held_out_{name}": value for name, value in found.items()}
-        accuracy = found["token_accuracy"]
-        if self.stages.operator:
-            accuracy = found["exact_accuracy"]
-            if accuracy >= self.stages.spec.operator_at - SAMPLING_ERROR:
-                metrics["pair_accuracy"] = accuracy = self.pair_accuracy()
-        self._judge(found, accuracy)
-        return Progress(self.step_count, metrics, evaluated=True)
+        return self._progress(metrics, self.evaluate() if self._evaluation_due else None)
 
     def step(self) -> dict[str, float]:
         """One optimizer step on the next batch; `loss` (nats, on the last loop only) and `grad_norm` are from before it;
@@ -126,15 +115,7 @@ class Training:
 
         A loss or gradient that is not finite is no exception: the weights stay as they are and the run is `diverged`.
         """
-        assert not self.finished, "the run is over"
-        if not self._has_weights:
-            raise InputError(
-                f"the run starts from the weights of job {self.spec.start_from} and has not been given them: call start_weights "
-                "with the state of its checkpoint, or leave start_from out"
-            )
-        factor = learning_rate_factor(
-            self.step_count, self.spec.optimizer, steps=self.spec.steps, cooldown_from=self.cooldown_from
-        )
+        factor = self._lr_factor()
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
         loops = self._drawn_loops()
@@ -145,18 +126,9 @@ class Training:
         clip = self.spec.optimizer.clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
         loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()  # one wait for the device
-        self.step_count += 1
         if math.isfinite(loss_value) and math.isfinite(norm_value):
             self.optimizer.step()
-        else:
-            self.diverged_at = self.step_count
-        return {
-            "loss": loss_value,
-            "grad_norm": norm_value,
-            "lr": self.spec.optimizer.lr * factor,
-            "length": self.stages.length,
-            "loops": loops,
-        }
+        return self._counted(loss_value, norm_value, factor, loops)
 
     @torch.inference_mode()
     def evaluate(self, *, length: int | None = None, loops: int | None = None) -> dict[str, float]:
@@ -272,6 +244,47 @@ class Training:
                 f"the weights to start from are of another shape ({why:.300}); give this run the same model"
             ) from None
         self._has_weights = True
+
+    def _lr_factor(self) -> float:
+        """What multiplies the learning rates of the next step. Raises InputError for a run without its weights."""
+        assert not self.finished, "the run is over"
+        if not self._has_weights:
+            raise InputError(
+                f"the run starts from the weights of job {self.spec.start_from} and has not been given them: call start_weights "
+                "with the state of its checkpoint, or leave start_from out"
+            )
+        return learning_rate_factor(self.step_count, self.spec.optimizer, steps=self.spec.steps, cooldown_from=self.cooldown_from)
+
+    def _counted(self, loss: float, norm: float, factor: float, loops: int) -> dict[str, float]:
+        """Counts a step whose loss and gradient norm were these, and gives its metrics."""
+        self.step_count += 1
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.diverged_at = self.step_count
+        return {
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": self.spec.optimizer.lr * factor,
+            "length": self.stages.length,
+            "loops": loops,
+        }
+
+    @property
+    def _evaluation_due(self) -> bool:
+        due = self.step_count % self.spec.evaluate_every == 0 or self.step_count >= self._last_step
+        return due and self.diverged_at is None
+
+    def _progress(self, metrics: dict[str, float], found: dict[str, float] | None) -> Progress:
+        """What a step and the evaluation after it, if there was one, lead to."""
+        if found is None:
+            return Progress(self.step_count, metrics, evaluated=False)
+        metrics = metrics | {f"held_out_{name}": value for name, value in found.items()}
+        accuracy = found["token_accuracy"]
+        if self.stages.operator:
+            accuracy = found["exact_accuracy"]
+            if accuracy >= self.stages.spec.operator_at - SAMPLING_ERROR:
+                metrics["pair_accuracy"] = accuracy = self.pair_accuracy()
+        self._judge(found, accuracy)
+        return Progress(self.step_count, metrics, evaluated=True)
 
     @property
     def _last_step(self) -> int:

@@ -173,13 +173,14 @@ def _pictures(settings: Settings, jobs: dict[str, int]) -> list[Path]:
 
 def _summary(found: dict[str, Any], results: dict[str, Any], path: Path, pictures: list[Path], seconds: float) -> None:
     right = "right" if found["answer_right"] else "WRONG"
-    interval = f"{number(found['v_low'])} to {number(found['v_high'])}"
+    speed = f"{number(found['v'])} positions a loop ({number(found['v_low'])} to {number(found['v_high'])})"
+    planned, budget = found["loops_planned"], found["loops_budget"]
     print(f"""
 S3 word problem, one block, T = n
   held-out accuracy  {found["accuracy"]:.4f} at length 8 after {results["train"]["steps"]} steps
-  speed v            {number(found["v"])} positions a loop ({interval}), R2 {number(found["r2"])}: one position a loop is the contract
+  speed v            {speed}, R2 {number(found["r2"])}: one position a loop is the contract
   served answer      {found["word"]}  ->  {found["answer"]}  ({right})
-                     {found["loops_used"]} loops; planned ceil(n / v) + burn-in = {found["loops_planned"]}; a fixed budget: {found["loops_budget"]}
+                     {found["loops_used"]} loops; planned ceil(n / v) + burn-in = {planned}; a fixed budget: {budget}
 
 Learning-rate transfer, bytes of the Python standard library (one seed at a small size: a first look, not a finding)""")
     rows = found["transfer"]

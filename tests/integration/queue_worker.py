@@ -3,7 +3,8 @@
     python -m tests.integration.queue_worker URL NAME LEASE_S [CLAIMS]
 
 Says `ready` and waits for a line on standard input, so that all begin together. At the end it prints what it claimed as JSON:
-`{"claimed": [[job, attempt], ...], "lost": [...]}`. With CLAIMS it says `holding JOB` after that many and then does nothing. Any error of the database ends it with a traceback and exit code 1.
+`{"claimed": [[job, attempt], ...], "lost": [...]}`. With CLAIMS it says `holding JOB` after that many and then
+does nothing. Any error of the database ends it with a traceback and exit code 1.
 """
 
 from __future__ import annotations

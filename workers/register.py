@@ -24,8 +24,8 @@ from loopcore.specs import ModelName, RegisterJob, TrainSpec
 from loopcore.tasks import load_task
 from services.registry import Job, JobState, Run
 from workers.lease import HeldJob
-from workers.probe import newest_good, trained_run
-from workers.recording import flat
+from workers.probe import newest_good
+from workers.recording import flat, trained_run
 
 __all__ = ["VersionDiffers", "run"]
 
@@ -145,8 +145,6 @@ def _build(
 ) -> tuple[Path, dict[str, str]]:
     """A model folder of MLflow's, and words with the answers that it must give."""
     import mlflow
-    import pandas as pd
-    from mlflow.models import infer_signature
 
     weights = folder / "checkpoint"
     checkpoint.save(weights, {"model": model.state_dict()}, spec=train, step=step)
@@ -156,17 +154,30 @@ def _build(
         artifacts["profile"] = str(folder / "profile.json")
     halting = None if profile is None else HaltingProfile.from_json(profile["halting"])
     examples = _answers(model, train, halting)
-    asked = pd.DataFrame({"word": list(examples)})
-    told = pd.DataFrame({"answer": list(examples.values()), "loops": [1] * len(examples)})
     files = folder / "model"
     mlflow.pyfunc.save_model(
         str(files),
         python_model=str(CODE),
         artifacts=artifacts,
-        signature=infer_signature(asked, told),
+        signature=_signature(),
+        input_example=list(examples)[:2],
         pip_requirements=[f"{name}=={metadata.version(name)}" for name in REQUIRED],
     )
     return files, examples
+
+
+def _signature() -> Any:
+    """Words as text, in a list or in the one column of a DataFrame whatever its name, and the parameter `halt`."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+
+    # Without a name: MLflow takes a plain list for it too, and refuses an array of ids instead of dropping its columns.
+    told = [("string", "answer"), ("long", "loops"), ("long", "loops_planned"), ("string", "exit_reason")]
+    return ModelSignature(
+        inputs=Schema([ColSpec("string")]),
+        outputs=Schema([ColSpec(kind, name, required=name != "loops_planned") for kind, name in told]),
+        params=ParamSchema([ParamSpec("halt", "string", "")]),
+    )
 
 
 @torch.inference_mode()

@@ -104,6 +104,7 @@ class Watch:
     """The unanswered `ping` or `join`."""
     node: str | None = None
     """Where it was put, Ray's id; None for one that was found."""
+    since: float = field(default_factory=time.monotonic)
     renewed_at: float = field(default_factory=time.monotonic)
     stale_since: float | None = None
     """Since when the registry no longer knows this attempt as running."""

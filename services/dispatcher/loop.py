@@ -31,6 +31,7 @@ SLOW_S = 2.0  # seconds after which an answer is so late that somebody knocks
 PATIENCE_S = 30.0  # seconds that Ray may take for one turn; it would end this process after 60
 STALE_S = 15.0  # seconds that a process which no longer holds its job has to end itself
 PRUNE_S = 3600.0  # seconds between two prunings
+BEGINS_WITHIN_S = 300.0  # seconds that Ray has to find room for a claimed job's process and to start it
 STARTS_A_TURN = 16  # actors created before the loop looks elsewhere
 WAITING_SHOWN = 50  # jobs whose reason is kept fresh
 
@@ -218,8 +219,12 @@ class Dispatcher:
         """Renews the leases of actors whose process has not begun: until it does it cannot do so itself."""
         every = min(self._settings.heartbeat_s, self._settings.lease_s / 4)
         for watch in list(self._actors.watched.values()):
-            if watch.phase is Phase.PENDING and time.monotonic() - watch.renewed_at >= every:
-                watch.renewed_at = time.monotonic()
+            now = time.monotonic()
+            if watch.phase is Phase.PENDING and now - watch.since > BEGINS_WITHIN_S:
+                self._kill(watch.fence)
+                self._lose(watch.fence, f"Ray did not start its process within {BEGINS_WITHIN_S:g} s")
+            elif watch.phase is Phase.PENDING and now - watch.renewed_at >= every:
+                watch.renewed_at = now
                 try:
                     beat = self._queue.beat(watch.fence, lease_s=self._settings.lease_s)
                     if not beat.cancel_requested:

@@ -19,7 +19,8 @@ from tests.integration.ray_cluster import ROOT, RayCluster
 LEASE_S = 6.0
 
 _CODE = (
-    "import sys; from services.dispatcher.kinds import ENTRIES; ENTRIES['work'] = 'tests.integration.entries:work';"
+    "import sys; from services.dispatcher.kinds import ENTRIES;"
+    "ENTRIES.update({name: f'tests.integration.entries:{name}' for name in ('work', 'mirrored')});"
     "from services.dispatcher.__main__ import main; sys.exit(main())"
 )
 

@@ -188,6 +188,21 @@ def test_one_that_does_not_listen_is_killed_after_the_grace(
     eventually(lambda: not any(isinstance(pid, int) and alive(pid) for pid in pids), within_s=15)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow, in this process
+def test_what_a_killed_job_left_open_in_mlflow_is_ended(
+    registry: Registry, settings: Settings, reaches: Callable[..., Job], eventually: Eventually
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    job = submit(registry, "mirrored")
+    eventually(lambda: registry.queue.job(job.id).progress, within_s=60)
+    registry.queue.cancel(job.id)
+    reaches(job, JobState.CANCELLED, within_s=20)
+    [run] = registry.records.runs(job.id)
+    client = MlflowClient(tracking_uri=settings.mlflow_url)
+    eventually(lambda: client.get_run(run.mlflow_run or "").info.status == "KILLED", within_s=60)
+
+
 def test_a_paused_worker_that_wakes_up_late_changes_nothing(
     registry: Registry, reaches: Callable[..., Job], eventually: Eventually, tmp_path: Path
 ) -> None:
@@ -261,6 +276,21 @@ def test_told_to_stop_it_leaves_its_jobs_alone(
     assert registry.queue.job(later.id).state == JobState.QUEUED
     dispatcher.restart()
     reaches(later, JobState.SUCCEEDED)
+
+
+@pytest.mark.postgres
+def test_the_same_on_postgresql(fresh_postgres: str, tmp_path: Path, ray_cluster: RayCluster, eventually: Eventually) -> None:
+    settings = settings_for(tmp_path, ray_cluster, registry_url=fresh_postgres)
+    migrate(settings.registry_url)
+    with Registry.open(settings.registry_url) as registry, dispatching(settings, ray_cluster):
+        job = submit(registry, steps=40, diary=str(tmp_path / "diary"))
+        pid = eventually(lambda: begun(registry, job), within_s=60)
+        assert isinstance(pid, int)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: registry.queue.job(job.id).ended, within_s=60)
+        done = registry.queue.job(job.id)
+        assert (done.state, done.losses, done.attempt) == (JobState.SUCCEEDED, 1, 2)
+        assert "printed by the job" in "".join(chunk.text for chunk in registry.queue.logs(job.id))
 
 
 def test_it_lives_through_a_cluster_that_goes_away_and_comes_back(tmp_path: Path, eventually: Eventually) -> None:

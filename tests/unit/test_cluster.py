@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+
 import pytest
 
 from loopcore.specs import JOB_KINDS
@@ -152,3 +155,9 @@ def test_the_snapshot_is_plain_data() -> None:
 
 def test_every_kind_of_job_has_its_code() -> None:
     assert tuple(ENTRIES) == JOB_KINDS
+
+
+def test_importing_the_loop_loads_nothing_heavy(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    heavy = ("ray", "torch", "mlflow", "pandas", "numpy", "workers")
+    ran = run_python(f"import sys, services.dispatcher.__main__; print([m for m in {heavy} if m in sys.modules])")
+    assert ran.stdout.strip() == "[]", ran.stderr

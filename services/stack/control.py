@@ -74,7 +74,7 @@ def down(settings: Settings) -> bool:
         if not _gone(lock, holder, DOWN_S):
             _signal(holder, signal.SIGKILL)
             _gone(lock, holder, 5.0)
-    left = state.end_marked(str(known["mark"]), grace_s=5.0) if known and "mark" in known else []
+    left = state.sweep(known, grace_s=5.0) if known else []
     if known is not None and lock.holder() is None:
         settings.stack_file.unlink(missing_ok=True)
     return holder is not None or bool(left)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 from services.settings import Settings
 
-__all__ = ["MARK", "StackError", "StackLock", "end_marked", "marked", "read", "write"]
+__all__ = ["MARK", "StackError", "StackLock", "end_marked", "marked", "ray_folder", "read", "sweep", "write"]
 
 MARK = "LOOP_STACK"  # variable in the environment of every process of a stack; its value tells stacks apart
 
@@ -69,6 +70,13 @@ class StackLock:
             os.close(self._held)
             self._held = None
 
+    def in_place(self) -> bool:
+        """Whether what is held is still the home's lock: a home that was removed took it along."""
+        try:
+            return self._held is not None and os.fstat(self._held).st_ino == self.path.stat().st_ino
+        except OSError:
+            return False
+
     def holder(self) -> int | None:
         """The process that holds it; None where it is free."""
         if not self.path.exists():
@@ -102,6 +110,21 @@ def _environments() -> Iterator[tuple[int, list[bytes]]]:
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 yield int(entry.name), (entry / "environ").read_bytes().split(b"\0")
+
+
+def ray_folder(mark: str) -> Path:
+    """Where a stack's own Ray keeps its sockets and logs: a short path, for a socket's path may have 107 bytes only."""
+    return Path(f"/tmp/loop-{os.getuid()}-{mark[:12]}")  # noqa: S108 - made for this user alone, under a drawn name
+
+
+def sweep(left: dict[str, Any], *, grace_s: float) -> list[int]:
+    """Ends and removes whatever is left of the stack that wrote `left`; gives the processes there were."""
+    mark = left.get("mark")
+    if not isinstance(mark, str) or not mark.isalnum():
+        return []
+    found = end_marked(mark, grace_s=grace_s)
+    shutil.rmtree(ray_folder(mark), ignore_errors=True)
+    return found
 
 
 def end_marked(mark: str, *, grace_s: float) -> list[int]:

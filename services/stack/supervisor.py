@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import secrets
-import shutil
 import signal
 import stat
 import subprocess
@@ -24,7 +22,7 @@ from services.stack.keeper import adopt_orphans
 from services.stack.parts import Part
 from services.stack.ports import free_port_near, is_free
 
-__all__ = ["Supervisor", "already_running", "ray_folder"]
+__all__ = ["Supervisor", "already_running"]
 
 READY_S = 180.0  # seconds that the parts have to come up
 TICK_S = 0.2  # seconds between two looks at the parts
@@ -84,7 +82,7 @@ class Supervisor:
         try:
             leftover = state.read(self.settings)
             if leftover is not None:
-                state.end_marked(str(leftover.get("mark", "none")), grace_s=STOP_S)
+                state.sweep(leftover, grace_s=STOP_S)
             self._check_ports()
             try:
                 migrate(self.settings.registry_url)
@@ -153,7 +151,7 @@ class Supervisor:
 
     def _ray(self) -> Part:
         _make_token(self.settings.token_file())
-        folder = ray_folder(self.settings)
+        folder = state.ray_folder(self._mark)
         _fresh_folder(folder)
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
@@ -180,7 +178,7 @@ class Supervisor:
     def _ray_is_up(self) -> bool:
         """Ray writes its address once everything of it runs."""
         try:
-            self._address = (ray_folder(self.settings) / "ray" / "ray_current_cluster").read_text().strip() or None
+            self._address = (state.ray_folder(self._mark) / "ray" / "ray_current_cluster").read_text().strip() or None
         except OSError:
             return False
         return self._address is not None
@@ -209,6 +207,10 @@ class Supervisor:
         return _url(self.settings.api_host, self.settings.api_port)
 
     def _watch(self) -> None:
+        if not self._lock.in_place():
+            self._note(f"{self.settings.home} was removed")
+            self.stop()
+            return
         for part in self._parts.values():
             news = part.look()
             if news is None:
@@ -276,16 +278,15 @@ class Supervisor:
         self._state = "stopping"
         self._write()
         self._note("stopping")
-        if was_ready and self.settings.ray_address is not None:
+        if was_ready and self.settings.ray_address is not None and self._lock.in_place():
             self._release_serving()
         # The dispatcher first, so that it does not take the end of Ray for the loss of its jobs.
         for name in ("dispatcher", "api", "ray"):
             if name in self._parts:
                 self._parts.pop(name).stop(STOP_S)
-        state.end_marked(self._mark, grace_s=2.0)
-        if self.settings.ray_address is None:
-            shutil.rmtree(ray_folder(self.settings), ignore_errors=True)
-        self.settings.stack_file.unlink(missing_ok=True)
+        state.sweep({"mark": self._mark}, grace_s=2.0)
+        if self._lock.in_place():  # otherwise the home is gone, or another stack's by now
+            self.settings.stack_file.unlink(missing_ok=True)
         self._lock.give()
 
     def _write(self) -> dict[str, Any]:
@@ -306,7 +307,8 @@ class Supervisor:
         }
         for name, part in parts.items():
             found[name] |= {"pid": part.pid, "restarts": part.restarts, "log": str(part.log)}
-        state.write(self.settings, found)
+        if self._lock.in_place():
+            state.write(self.settings, found)
         return found
 
 
@@ -321,20 +323,12 @@ def already_running(settings: Settings) -> state.StackError:
     )
 
 
-def ray_folder(settings: Settings) -> Path:
-    """Where the stack's own Ray keeps its sockets and logs: a short path, for a socket's path may have 107 bytes only."""
-    name = hashlib.sha256(str(settings.home).encode()).hexdigest()[:8]
-    return Path(f"/tmp/loop-{os.getuid()}-{name}")  # noqa: S108 - made for this user alone, and checked
-
-
 def _fresh_folder(folder: Path) -> None:
-    """Makes it anew. Raises StackError where somebody else has put something there."""
-    if folder.is_symlink() or (folder.exists() and folder.stat().st_uid != os.getuid()):
-        raise state.StackError(f"{folder} belongs to somebody else; remove it, or set LOOP_HOME to another folder", exit_code=2)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if stat.S_IMODE(folder.stat().st_mode) != 0o700 or folder.stat().st_uid != os.getuid():
-        raise state.StackError(f"{folder} can be written by others; remove it, or set LOOP_HOME to another folder", exit_code=2)
+    """Makes it. Raises StackError where it is there: its name is drawn anew for each stack, so somebody guessed it."""
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise state.StackError(f"cannot make {folder} for Ray's sockets: {error.strerror}; see who else uses /tmp") from None
 
 
 def _make_token(path: Path) -> None:

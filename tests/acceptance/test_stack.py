@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -173,6 +174,23 @@ def test_a_killed_supervisor_leaves_nothing_that_works_on(stack: Stack, tmp_path
     assert own.loop("up", "--detach").returncode == 0, "a new one comes up over what the old one left"
     assert own.state["mark"] != mark
     assert own.loop("down").stdout == f"the stack of {own.home} is down\n"
+
+
+def test_a_stack_whose_home_is_removed_ends_itself(stack: Stack, tmp_path: Path, eventually: Eventually) -> None:
+    own = _joined(stack, tmp_path)
+    assert own.loop("up", "--detach").returncode == 0
+    state = own.state
+    shutil.rmtree(own.home)
+    eventually(lambda: not _alive(state["supervisor"]), within_s=60, what="the supervisor's end")
+    assert [pid for pid in (state["api"]["pid"], state["dispatcher"]["pid"]) if _alive(pid)] == []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _joined(stack: Stack, tmp_path: Path, **more: str) -> Stack:

@@ -18,7 +18,6 @@ from services.stack import state
 from services.stack.control import down
 from services.stack.parts import KEEPER, Part
 from services.stack.ports import free_port_near, is_free, listens
-from services.stack.supervisor import ray_folder
 
 Eventually = Callable[..., object]
 
@@ -158,7 +157,22 @@ def test_ports_that_are_taken_are_seen(free_port: Callable[[], int]) -> None:
 
 
 def test_rays_folder_is_short_however_deep_the_home_is() -> None:
-    deep = Settings(home=Path("/" + "/".join(["deep"] * 60)))
     # A session's socket: session_2026-12-01_01-31-36_366889_1234567/sockets/plasma_store, 107 bytes at most.
-    assert len(f"{ray_folder(deep)}/ray/session_2026-12-01_01-31-36_366889_1234567/sockets/plasma_store") <= 107
-    assert ray_folder(deep) != ray_folder(Settings(home=Path("/other")))
+    folder = state.ray_folder(secrets.token_hex(16))
+    assert len(f"{folder}/ray/session_2026-12-01_01-31-36_366889_1234567/sockets/plasma_store") <= 107
+
+
+def test_a_lock_whose_home_was_removed_is_no_longer_in_place(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    lock = state.StackLock(home)
+    assert lock.in_place() is False
+    lock.take()
+    assert lock.in_place() is True
+    lock.path.unlink()
+    assert lock.in_place() is False
+    other = state.StackLock(home)
+    assert other.take() is True
+    assert lock.in_place() is False, "another stack's lock is not this one's"
+    other.give()
+    lock.give()

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from loopcore.errors import CheckpointCorrupt, CheckpointNotWritten, InputError
 from loopcore.model import LoopedTransformer, build_model
+from loopcore.recall import RecallNet
 from loopcore.specs.train import TrainSpec
 from loopcore.tasks import load_task
 
@@ -135,7 +136,7 @@ def load(path: Path | str, expected_digest: str | None = None) -> Loaded:
 
 def load_model(
     path: Path | str, *, device: torch.device | str = "cpu", expected_digest: str | None = None
-) -> tuple[LoopedTransformer, TrainSpec]:
+) -> tuple[LoopedTransformer | RecallNet, TrainSpec]:
     """The model of a checkpoint, ready to be run on `device`, and the spec it was trained by. Raises as `load` does."""
     loaded = load(path, expected_digest)
     model = build_model(loaded.spec, load_task(loaded.spec.task))

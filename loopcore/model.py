@@ -7,7 +7,7 @@ States are h, embedded inputs e. Loops are counted t = 0 .. T-1; a trace has the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from loopcore.errors import InputError, LengthError
 from loopcore.scaling import Multipliers, multipliers
 from loopcore.specs.model import ModelSpec
 from loopcore.specs.train import TrainSpec
+
+if TYPE_CHECKING:
+    from loopcore.recall import RecallNet
 
 __all__ = ["LoopedTransformer", "Trace", "build_model"]
 
@@ -229,8 +232,13 @@ class Sized(Protocol):
     def classes(self) -> int: ...
 
 
-def build_model(spec: TrainSpec, task: Sized) -> LoopedTransformer:
-    """The model of a training run on the CPU, with the weights it starts from: a function of `spec` and the task's sizes."""
+def build_model(spec: TrainSpec, task: Sized) -> LoopedTransformer | RecallNet:
+    """The model of a training run on the CPU, with the weights it starts from: a function of `spec` and the task's sizes (of a
+    recall convnet, its palette and dimensions too)."""
+    if spec.model.architecture == "recall_conv":
+        from loopcore.recall import RecallNet  # which has this module's Trace
+
+        return RecallNet.for_task(task, width=spec.model.width, seed=spec.seed)
     return LoopedTransformer(
         spec.model,
         vocabulary=task.vocabulary,

@@ -15,12 +15,14 @@ import torch
 from torch import nn
 
 from loopcore.model import LoopedTransformer
+from loopcore.recall import RecallNet
 from loopcore.scaling import Multipliers
 from loopcore.specs.train import OptimizerSpec, TrainSpec
 
 __all__ = ["GROUPS", "group_of", "learning_rate_factor", "make_optimizer", "parameter_groups"]
 
 Group = Literal["embedding", "hidden", "vector", "injection", "readout"]
+LoopedModel = LoopedTransformer | RecallNet
 
 GROUPS: tuple[Group, ...] = ("embedding", "hidden", "vector", "injection", "readout")
 
@@ -40,13 +42,19 @@ def group_of(name: str, parameter: nn.Parameter) -> Group:
     raise AssertionError(f"no rule says how {name} scales")
 
 
-def parameter_groups(model: LoopedTransformer, spec: TrainSpec) -> list[dict[str, Any]]:
+def parameter_groups(model: LoopedModel, spec: TrainSpec) -> list[dict[str, Any]]:
     """Parameter groups for torch.optim.AdamW, in the order of `GROUPS`, empty ones left out.
 
     Each has `name` (the group), `names` (its parameters', in the order of `params`), `params`, `lr` and `eps` as the rule
-    gives them, `base_lr` (equal to `lr`: what a schedule multiplies) and `weight_decay`.
+    gives them, `base_lr` (equal to `lr`: what a schedule multiplies) and `weight_decay`. A recall convnet has one group,
+    `convolution`, with the base values.
     """
-    optimizer, scale = spec.optimizer, model.scale
+    optimizer = spec.optimizer
+    if isinstance(model, RecallNet):
+        names, weights = zip(*model.named_parameters(), strict=True)
+        rates = {"lr": optimizer.lr, "base_lr": optimizer.lr, "eps": optimizer.epsilon, "weight_decay": optimizer.weight_decay}
+        return [{"name": "convolution", "names": list(names), "params": list(weights), **rates}]
+    scale = model.scale
     members: dict[Group, list[tuple[str, nn.Parameter]]] = {group: [] for group in GROUPS}
     for name, parameter in model.named_parameters():
         members[group_of(name, parameter)].append((name, parameter))
@@ -65,7 +73,7 @@ def parameter_groups(model: LoopedTransformer, spec: TrainSpec) -> list[dict[str
     ]
 
 
-def make_optimizer(model: LoopedTransformer, spec: TrainSpec) -> torch.optim.AdamW:
+def make_optimizer(model: LoopedModel, spec: TrainSpec) -> torch.optim.AdamW:
     """AdamW over `parameter_groups(model, spec)`. Move the model to its device first."""
     return torch.optim.AdamW(parameter_groups(model, spec), betas=spec.optimizer.betas, fused=True)
 

@@ -21,6 +21,7 @@ from loopcore.device import autocast, autocast_dtype, resolve_device
 from loopcore.errors import InputError
 from loopcore.model import build_model
 from loopcore.optim import learning_rate_factor, make_optimizer
+from loopcore.recall import progressive_draw, progressive_loss
 from loopcore.specs.train import TrainSpec
 from loopcore.tasks import load_task
 from loopcore.tasks.pools import rows_of_batch
@@ -110,8 +111,8 @@ class Training:
         return self._progress(metrics, self.evaluate() if self._evaluation_due else None)
 
     def step(self) -> dict[str, float]:
-        """One optimizer step on the next batch; `loss` (nats, on the last loop only) and `grad_norm` are from before it;
-        `loops` is what was drawn where the contract has extra loops.
+        """One optimizer step on the next batch; `loss` (nats, on the last loop only, or the progressive one) and `grad_norm` are
+        from before it; `loops` is what was drawn where the contract has extra loops.
 
         A loss or gradient that is not finite is no exception: the weights stay as they are and the run is `diverged`.
         """
@@ -119,8 +120,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
         loops = self._drawn_loops()
-        logits_BNV, targets_BN = self._forward(self._training_batch(), loops)
-        loss = F.cross_entropy(logits_BNV.flatten(0, 1), targets_BN.flatten())
+        loss = self._loss(self._training_batch(), loops)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         clip = self.spec.optimizer.clip or math.inf
@@ -312,6 +312,16 @@ class Training:
             and accuracy >= optimizer.cooldown_at
         ):
             self.cooldown_from = self.step_count
+
+    def _loss(self, batch: Batch, loops: int) -> Tensor:
+        """What a step makes smaller, in nats a position."""
+        if not self.spec.progressive:
+            logits_BNV, targets_BN = self._forward(batch, loops)
+            return F.cross_entropy(logits_BNV.flatten(0, 1), targets_BN.flatten())
+        n, k = progressive_draw(loops, generator("progressive", self.spec.seed, self.step_count))
+        tokens_BN, targets_BN = (part.to(self.device, non_blocking=True) for part in batch)
+        with autocast(self.spec.precision, self.device):
+            return progressive_loss(self.model, tokens_BN, targets_BN, loops=loops, alpha=self.spec.progressive, n=n, k=k)
 
     def _drawn_loops(self) -> int:
         """Loops of the next step: T, or with extra loops uniform in T .. floor(extra_loops T), by seed and step alone."""

@@ -162,7 +162,7 @@ class _Probe:
     def halting(self) -> None:
         if self.speed is None:
             raise Undecided("there is no speed to plan loops by: see frontier")
-        profile: HaltingProfile = measure_halting(self.correct_TBN, self.speed, causal=self.train.model.causal)
+        profile: HaltingProfile = measure_halting(self.correct_TBN, self.speed, causal=self.train.model.looks_back_only)
         axes = {"length": self.length}
         self.found.rows.append({"instrument": "burn_in", "axes": axes, "value": profile.burn_in, "low": None, "high": None})
         self.found.figures |= {

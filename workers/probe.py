@@ -17,6 +17,7 @@ from loopcore.device import resolve_device
 from loopcore.errors import CheckpointCorrupt
 from loopcore.model import LoopedTransformer
 from loopcore.plots import accuracy_figure, frontier_figure, save
+from loopcore.recall import RecallNet
 from loopcore.specs import ProbeJob, TrainSpec
 from loopcore.tasks import load_task
 from services.registry import CheckpointRow, LeaseLost, Measurement, RegistryUnavailable, Run, RunState
@@ -63,7 +64,9 @@ def run(held: HeldJob) -> dict[str, Any]:
         return {"run": row.id, **figures, "mlflow_run": feed.mlflow_run(row), "mlflow_complete": complete}
 
 
-def newest_good(held: HeldJob, trained: Run, device: torch.device) -> tuple[CheckpointRow, LoopedTransformer, TrainSpec]:
+def newest_good(
+    held: HeldJob, trained: Run, device: torch.device
+) -> tuple[CheckpointRow, LoopedTransformer | RecallNet, TrainSpec]:
     """The run's newest checkpoint that is whole and right, and its model. Raises CheckpointCorrupt where none is."""
     problem: CheckpointCorrupt | None = None
     for row in held.write(lambda: held.registry.records.checkpoints(trained.id)):

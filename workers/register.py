@@ -20,6 +20,7 @@ from loopcore import checkpoint
 from loopcore.errors import InputError, LoopcoreError
 from loopcore.halting import HaltingProfile
 from loopcore.model import LoopedTransformer
+from loopcore.recall import RecallNet
 from loopcore.specs import ModelName, RegisterJob, TrainSpec
 from loopcore.tasks import load_task
 from services.registry import Job, JobState, Run
@@ -141,7 +142,7 @@ def _tags(trained: Run, digest: str, probe: Job | None) -> dict[str, str]:
 
 
 def _build(
-    folder: Path, model: LoopedTransformer, train: TrainSpec, step: int, profile: dict[str, Any] | None
+    folder: Path, model: LoopedTransformer | RecallNet, train: TrainSpec, step: int, profile: dict[str, Any] | None
 ) -> tuple[Path, dict[str, str]]:
     """A model folder of MLflow's, and words with the answers that it must give."""
     import mlflow
@@ -181,7 +182,7 @@ def _signature() -> Any:
 
 
 @torch.inference_mode()
-def _answers(model: LoopedTransformer, train: TrainSpec, halting: HaltingProfile | None) -> dict[str, str]:
+def _answers(model: LoopedTransformer | RecallNet, train: TrainSpec, halting: HaltingProfile | None) -> dict[str, str]:
     """Held-out words of the trained lengths and what the model says to them after the loops it is planned to take."""
     task = load_task(train.task)
     found: dict[str, str] = {}

@@ -16,6 +16,7 @@ from torch import Tensor
 from loopcore.batching.stepper import Reading
 from loopcore.halting import LOGITS_RULES, logits_residual, state_residual
 from loopcore.model import LoopedTransformer
+from loopcore.recall import RecallNet
 
 __all__ = ["ModelStepper"]
 
@@ -49,20 +50,22 @@ class _Bucket:
 
 
 class ModelStepper:
-    """Steps a `LoopedTransformer` on the device and in the precision that its weights have.
+    """Steps a `LoopedTransformer` or a `RecallNet` on the device and in the precision that its weights have.
 
     A tied model takes one pass of its blocks a bucket, whatever loops its rows are at. One whose map depends on the loop
     (untied, scan-offset) takes one pass for each loop count among them: right, but with less to share.
     """
 
-    def __init__(self, model: LoopedTransformer) -> None:
+    def __init__(self, model: LoopedTransformer | RecallNet) -> None:
         self.model = model.eval()
         self.vocabulary = model.vocabulary
-        self.max_length = model.spec.max_length if model.spec.positions == "learned" else None
+        self.max_length, self.pads, self._bos = None, False, 0  # a convnet sees zeros beyond the word, so it cannot be padded
+        if isinstance(model, LoopedTransformer):
+            self.max_length = model.spec.max_length if model.spec.positions == "learned" else None
+            self.pads = model.spec.causal
+            self._bos = int(model.spec.bos)
         self.max_loops = model.untied_loops
-        self.pads = model.spec.causal
-        self._bos = int(model.spec.bos)
-        self._device = model.embedding_VD.device
+        self._device = next(model.parameters()).device
         self._buckets: dict[int, _Bucket] = {}
 
     @torch.inference_mode()

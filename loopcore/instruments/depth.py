@@ -69,8 +69,14 @@ def reshaped(
 
 
 def start_of(spec: TrainSpec, task: Source, device: torch.device | str) -> tuple[LoopedTransformer, Tensor, Tensor]:
-    """The model of `spec` as initialised, and the first batch it would train on: (model, tokens_BN, targets_BN)."""
-    model = build_model(spec, task).to(device)
+    """The model of `spec` as initialised, and the first batch it would train on: (model, tokens_BN, targets_BN).
+
+    Raises InputError for a recall convnet, which has no scaling rule to measure.
+    """
+    model = build_model(spec, task)
+    if not isinstance(model, LoopedTransformer):
+        raise InputError("the instruments of scaling measure transformers; got the architecture recall_conv")
+    model = model.to(device)
     batch = task.random_batch(seed=spec.seed, split="train", index=0, size=spec.batch, length=spec.contract.longest)
     return model, batch.tokens.to(device), batch.targets.to(device)
 

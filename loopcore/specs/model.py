@@ -10,6 +10,8 @@ from loopcore.specs.base import PositiveInt, Spec
 
 __all__ = ["ModelSpec", "Rule", "ScalingSpec"]
 
+OF_RECALL = ("architecture", "width")  # the fields that a recall convnet has
+
 Rule = Literal["standard", "depth_mup", "loop_mup", "deepnorm", "deeploop"]
 
 
@@ -38,7 +40,8 @@ class ModelSpec(Spec):
     """A looped transformer: `blocks` physical blocks, visited once per loop, the loop count given at call time."""
 
     architecture: Literal["transformer", "recall_conv"] = "transformer"
-    """`recall_conv` is the recall convnet of the easy-to-hard benchmark (arXiv 2202.05826); of these fields it takes `width`."""
+    """`recall_conv` is the recall convnet of the easy-to-hard benchmark (arXiv 2202.05826); of these fields it takes
+    `width`, and its scaling rule is `standard`."""
     width: PositiveInt = 64
     """Model width d."""
     heads: PositiveInt = 4
@@ -68,6 +71,15 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelSpec:
+        if self.architecture == "recall_conv":
+            fields = {name: field.default for name, field in type(self).model_fields.items() if name not in OF_RECALL}
+            if given := [name for name, default in fields.items() if getattr(self, name) != default]:
+                raise ValueError(
+                    f"a recall_conv takes {' and '.join(OF_RECALL)} alone; leave out {', '.join(given)}: a transformer's"
+                )
+            if self.width < 2:
+                raise ValueError(f"a recall_conv needs a width of at least 2, got {self.width}")
+            return self
         if self.width % self.heads:
             raise ValueError(f"heads must divide width, got width {self.width} and heads {self.heads}")
         if self.positions == "rope" and (self.width // self.heads) % 2:
@@ -75,3 +87,9 @@ class ModelSpec(Spec):
         if self.tied and self.untied_loops is not None:
             raise ValueError("untied_loops applies to untied models; leave it out or set tied: false")
         return self
+
+    @property
+    def looks_back_only(self) -> bool:
+        """Whether an answer depends on the inputs up to its position alone, so that a word's prefixes are words. Convolutions
+        reach ahead."""
+        return self.architecture == "transformer" and self.causal

@@ -11,7 +11,10 @@ from pydantic import Field, field_validator
 from loopcore.specs.base import Spec
 
 __all__ = [
+    "BUILT_IN",
+    "CHESS_SIDE",
     "LARGEST_GROUP",
+    "LARGEST_MAZE",
     "ChessTask",
     "IncrementTask",
     "InstalledTask",
@@ -24,7 +27,11 @@ __all__ = [
     "group_order",
 ]
 
+BUILT_IN = ("word", "text", "parity", "increment", "prefix_sum", "maze", "chess")  # kinds that take a spec of their own
 LARGEST_GROUP = 5040  # elements: S7; a multiplication table of this size takes 200 MB
+
+LARGEST_MAZE = 59  # side; the benchmark's largest
+CHESS_SIDE = 8
 
 _GROUP = re.compile(r"[ZDSA][1-9][0-9]{0,2}(?:x[ZDSA][1-9][0-9]{0,2}){0,7}")
 
@@ -82,6 +89,13 @@ class InstalledTask(Spec):
     """Name of the entry point."""
     options: dict[str, Any] = Field(default_factory=dict)
     """What the package's task takes; it checks them itself."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_not_built_in(cls, name: str) -> str:
+        if name in BUILT_IN:
+            raise ValueError(f"the task {name!r} is built in: write kind: {name} in place of kind: installed and its name")
+        return name
 
 
 class ParityTask(Spec):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from loopcore.specs.base import PositiveInt, Spec, UnitInterval
 from loopcore.specs.contract import ContractSpec
 from loopcore.specs.model import ModelSpec, ScalingSpec
-from loopcore.specs.task import TaskSpec, WordTask, group_order
+from loopcore.specs.task import CHESS_SIDE, LARGEST_MAZE, TaskSpec, WordTask, group_order
 
 __all__ = ["OptimizerSpec", "TrainSpec"]
 
@@ -56,6 +56,9 @@ class TrainSpec(Spec):
     """Steps between evaluations on held-out data (promotion is decided there)."""
     evaluate_on: PositiveInt = 256
     """Held-out sequences an evaluation."""
+    progressive: UnitInterval = 0.0
+    """Weight alpha of the progressive loss (arXiv 2202.05826): (1 - alpha) of the loss after the last loop, and alpha of that
+    after k more loops from a state found after n loops without gradient, n and k drawn anew each step. 0: the last loop alone."""
     checkpoint_every: PositiveInt = 200
     """Steps between checkpoints."""
     start_from: int | None = Field(default=None, ge=1)
@@ -76,11 +79,11 @@ class TrainSpec(Spec):
             )
         if rule in ("depth_mup", "loop_mup") and norm != "pre":
             raise ValueError(f"scaling rule {rule!r} is defined for norm 'pre', got norm {norm!r}; set model.norm to pre")
-        if self.model.positions == "learned" and self.model.max_length < self.contract.longest:
-            raise ValueError(
-                f"learned positions reach length {self.model.max_length}, the contract asks for {self.contract.longest}; "
-                f"raise model.max_length"
-            )
+        self._check_places()
+        if self.model.architecture == "recall_conv" and self.scaling != ScalingSpec(loops=self.scaling.loops):
+            raise ValueError("a scaling rule is one for transformers; leave scaling out for a recall_conv")
+        if self.progressive and self.contract.input_schedule != "all":
+            raise ValueError("the progressive loss goes on from states as they are found; it takes input_schedule all")
         if self.contract.input_schedule == "streaming" and self.model.injection == "none":
             raise ValueError(
                 "a streaming contract needs an injection, by which later inputs enter; set model.injection to linear"
@@ -104,6 +107,35 @@ class TrainSpec(Spec):
                 f"{most_drawn} loops; raise model.untied_loops"
             )
         return self
+
+    def _check_places(self) -> None:
+        """Positions of the input: of a maze or a board they are the squares, and no answer is told by those before it."""
+        square = self.task.kind in ("maze", "chess")
+        if self.task.kind == "chess" and self.contract.lengths != (CHESS_SIDE,):
+            raise ValueError(f"a board's side is {CHESS_SIDE}: contract.lengths must be [8], got {list(self.contract.lengths)}")
+        if self.task.kind == "maze" and (wrong := [n for n in self.contract.lengths if n % 2 == 0 or not 3 <= n <= LARGEST_MAZE]):
+            raise ValueError(f"a maze's side is odd, from 3 to {LARGEST_MAZE}: contract.lengths may not have {wrong[0]}")
+        if square and self.contract.input_schedule == "streaming":
+            raise ValueError(f"a {self.task.kind} has no order to show its squares in; set contract.input_schedule to all")
+        if self.model.architecture == "recall_conv":
+            if self.task.kind == "text":
+                raise ValueError("a recall_conv sees the bytes that it has to predict; choose another task for it")
+            return
+        if square and self.model.causal:
+            raise ValueError(f"in a {self.task.kind} an answer depends on squares that come later; set model.causal to false")
+        if square and self.model.positions in ("none", "scan_offset"):
+            raise ValueError(
+                f"a model without positions cannot tell the squares of a {self.task.kind} apart; set model.positions to learned "
+                "or rope"
+            )
+        if self.task.kind == "text" and not self.model.causal:
+            raise ValueError("a model that is not causal sees the bytes that it has to predict; set model.causal to true")
+        needed = self.contract.longest ** (2 if square else 1)
+        if self.model.positions == "learned" and self.model.max_length < needed:
+            of = f"{needed}, the squares of side {self.contract.longest}" if square else f"{needed}"
+            raise ValueError(
+                f"learned positions reach length {self.model.max_length}, the contract asks for {of}; raise model.max_length"
+            )
 
     @property
     def scaling_loops(self) -> int:

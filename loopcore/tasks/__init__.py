@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 
 from loopcore.errors import InputError
 from loopcore.specs.task import (
+    BUILT_IN,
     ChessTask,
     IncrementTask,
     InstalledTask,
@@ -67,8 +68,9 @@ def load_task(spec: TaskSpec) -> Task:
 def _installed(spec: InstalledTask) -> Task:
     found = entry_points(group=ENTRY_POINTS)
     if spec.name not in found.names:
+        brought = ", ".join(sorted(found.names - set(BUILT_IN))) or "none"
         raise InputError(
-            f"no installed package brings a task {spec.name!r}; expected one of {', '.join(sorted(found.names)) or 'none'} "
+            f"no installed package brings a task {spec.name!r}; expected one of {brought} "
             f"(entry points of the group {ENTRY_POINTS}): install the package that has it"
         )
     return found[spec.name].load()(spec)

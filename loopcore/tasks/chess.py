@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from loopcore.errors import InputError, LengthError, UnknownSymbol
-from loopcore.specs.task import ChessTask
+from loopcore.specs.task import CHESS_SIDE, ChessTask
 from loopcore.tasks.pools import rows_of_batch
 from loopcore.tasks.task import Batch, Split
 
 __all__ = ["SQUARES", "Board", "Chess", "after_move", "parse_board", "square"]
 
-SIDE = 8
+SIDE = CHESS_SIDE
 SQUARES = SIDE * SIDE
 OWN, OTHER = "KQBNRP", "kqbnrp"
 EMPTY = "."

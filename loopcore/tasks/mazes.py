@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from loopcore.errors import InputError, LengthError, UnknownSymbol
-from loopcore.specs.task import MazeTask
+from loopcore.specs.task import LARGEST_MAZE, MazeTask
 from loopcore.tasks.pools import kept, rows_of_batch
 from loopcore.tasks.task import Batch, Split, generator
 
@@ -33,7 +33,7 @@ __all__ = ["END", "FREE", "LARGEST_SIDE", "START", "WALL", "Mazes", "grown_mazes
 
 WALL, FREE, START, END = range(4)
 SYMBOLS = "#.SE"
-LARGEST_SIDE = 59
+LARGEST_SIDE = LARGEST_MAZE
 _AT_ONCE = 10_000  # mazes grown in step with each other
 
 

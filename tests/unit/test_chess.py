@@ -141,6 +141,7 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
 
 
 def test_the_spec_names_the_task() -> None:
-    task = load_task(TrainSpec.model_validate({"task": {"kind": "chess", "file": "puzzles.csv"}}).task)
+    board = {"contract": {"lengths": [8]}, "model": {"causal": False, "positions": "rope"}}
+    task = load_task(TrainSpec.model_validate({"task": {"kind": "chess", "file": "puzzles.csv"}, **board}).task)
     assert isinstance(task, Chess)
     assert (task.vocabulary, task.classes, task.score) == (13, 2, "exact")

@@ -141,6 +141,7 @@ def test_a_side_that_is_none(side: int) -> None:
 
 
 def test_the_spec_names_the_task() -> None:
-    task = load_task(TrainSpec.model_validate({"task": {"kind": "maze"}}).task)
+    square = {"contract": {"lengths": [9]}, "model": {"causal": False, "positions": "rope"}}
+    task = load_task(TrainSpec.model_validate({"task": {"kind": "maze"}, **square}).task)
     assert isinstance(task, Mazes)
     assert (task.vocabulary, task.classes, task.score) == (4, 2, "exact")

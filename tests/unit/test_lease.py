@@ -91,7 +91,7 @@ def test_a_job_that_works_keeps_its_lease(begun: Setup) -> None:
 
 def test_progress_is_told_between_heartbeats_and_once(begun: Setup, eventually: Eventually) -> None:
     begun.held.progress(3, 12, "so far", unit="steps")
-    eventually(lambda: begun.now().progress is not None, within_s=3)
+    eventually(lambda: begun.now().progress is not None)
     assert begun.now().progress == {"done": 3, "total": 12, "unit": "steps", "rate": None, "left_s": None, "note": "so far"}
     assert sum(told is not None for told in begun.line.queue.beats) == 1
 
@@ -117,14 +117,14 @@ def test_a_cancel_request_is_seen_well_within_its_grace(begun: Setup, eventually
 def test_a_time_limit_ends_the_job_with_words_for_people(tmp_path: Path, eventually: Eventually) -> None:
     setup = Setup(tmp_path, time_limit_s=0.2)
     with setup.keeper:
-        eventually(lambda: setup.held.stopping, within_s=3)
+        eventually(lambda: setup.held.stopping)
         with pytest.raises(DeadlinePassed, match=r"time limit of 0\.2 s; raise time_limit_s"):
             setup.held.check()
 
 
 def test_a_lease_that_somebody_took_stops_the_job_at_once(begun: Setup, eventually: Eventually) -> None:
     begun.registry.queue.lose(begun.fence, "thought dead")
-    eventually(lambda: begun.held.stopping, within_s=3)
+    eventually(lambda: begun.held.stopping)
     with pytest.raises(LeaseLost):
         begun.held.check()
     assert begun.ended == []  # it has a while to stop by itself
@@ -218,4 +218,4 @@ def test_output_waits_while_the_registry_is_away(begun: Setup, eventually: Event
     begun.captured.write("kept\n")
     begun.keeper.flush()
     begun.line.queue.cut = False
-    eventually(lambda: [chunk.text for chunk in begun.registry.queue.logs(begun.fence.job)] == ["kept\n"], within_s=3)
+    eventually(lambda: [chunk.text for chunk in begun.registry.queue.logs(begun.fence.job)] == ["kept\n"])

@@ -130,11 +130,11 @@ def test_processes_that_meet_an_empty_store_at_once(tmp_path: Path) -> None:
         "print(Tracking(Settings(home=Path(sys.argv[1]))).start_run(sys.argv[2], {}, {}, key=sys.argv[2]))"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(n)], stdout=subprocess.PIPE, text=True) for n in range(3)
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(n)], stdout=subprocess.PIPE, text=True) for n in range(2)
     ]
     ids = [process.communicate(timeout=60)[0].strip() for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0]
-    assert len(set(ids)) == 3
+    assert [process.returncode for process in started] == [0, 0]
+    assert len(set(ids)) == 2
 
 
 def test_importing_it_loads_no_mlflow(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:

@@ -130,10 +130,10 @@ class Database:
 
     def now(self) -> sa.ColumnElement[float]:
         """The time as an SQL expression. It moves on within a transaction, so a wait for a lock counts."""
-        if callable(self._now):
-            return sa.literal(self._now(), Time)
-        if self._now is not None:
+        if isinstance(self._now, sa.ColumnElement):
             return self._now
+        if self._now is not None:
+            return sa.bindparam("now", type_=Time, unique=True, callable_=self._now)  # asked at each execution
         if self.sqlite:
             return sa.type_coerce((sa.func.julianday("now") - 2440587.5) * 86400.0, Time)
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), Time)

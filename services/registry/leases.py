@@ -15,6 +15,7 @@ from services.registry.engine import Database, clean_text
 from services.registry.errors import LeaseLost
 from services.registry.graph import free, has_dependants, settle
 from services.registry.rows import Beat, Fence, Job
+from services.registry.statements import BusyStatements, held, running
 from services.registry.states import (
     ENDED,
     AttemptOutcome,
@@ -29,34 +30,13 @@ from services.registry.states import (
 from services.registry.submission import job_from
 from services.registry.tables import attempts, jobs, logs
 
-__all__ = ["CUT_NOTE", "LOG_CHUNK", "LOG_MOST_BYTES", "Leases", "claimable", "held", "lease_lost", "running"]
+__all__ = ["CUT_NOTE", "LOG_CHUNK", "LOG_MOST_BYTES", "Leases", "lease_lost"]
 
 LOG_MOST_BYTES = 4 * 1024 * 1024  # bytes kept of what one attempt writes
 LOG_CHUNK = 16_384  # characters in one row
 CUT_NOTE = f"\n[log cut here: an attempt's log keeps {LOG_MOST_BYTES // 1024 // 1024} MiB; what came after is not kept]\n"
 
 EXPIRED = "its lease ran out without a heartbeat"
-
-# As literals, not parameters: a partial index serves only a statement that shows its condition.
-_QUEUED = sa.literal(JobState.QUEUED.value, literal_execute=True)
-_RUNNING = sa.literal(JobState.RUNNING.value, literal_execute=True)
-_NONE = sa.literal(0, literal_execute=True)
-
-
-def claimable(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
-    """Jobs that could start if there were room."""
-    return sa.and_(jobs.c.state == _QUEUED, jobs.c.unmet == _NONE, jobs.c.run_after <= now)
-
-
-def running() -> sa.ColumnElement[bool]:
-    """Jobs that an attempt holds, found by the index of leases: sort them in Python, or the planner walks over all jobs."""
-    return sa.and_(jobs.c.state == _RUNNING, jobs.c.lease_until > _NONE)
-
-
-def held(fence: Fence, now: sa.ColumnElement[float] | None) -> sa.ColumnElement[bool]:
-    """The job's row if this attempt holds it; with `now`, only under a lease that has not run out."""
-    mine = [jobs.c.id == fence.job, jobs.c.attempt == fence.attempt, jobs.c.state == _RUNNING]
-    return sa.and_(*mine) if now is None else sa.and_(*mine, jobs.c.lease_until > now)
 
 
 def lease_lost(connection: sa.Connection, fence: Fence) -> LeaseLost:
@@ -78,6 +58,7 @@ class Leases:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._busy = BusyStatements(database)
 
     def claim(
         self,
@@ -93,43 +74,19 @@ class Leases:
 
         The new attempt begins under a lease of `lease_s` seconds; its time limit counts from here until `begin` sets it anew.
         """
-        now = self._database.now()
-        fits = [claimable(now), jobs.c.cpus <= cpus, jobs.c.gpus <= gpus, jobs.c.memory_gb <= memory_gb]
+        values: dict[str, Any] = {
+            "by": dispatcher,
+            "lease_s": lease_s,
+            "room_cpus": cpus,
+            "room_gpus": gpus,
+            "room_memory": memory_gb,
+        }
         if kinds is not None:
-            fits.append(jobs.c.kind.in_(kinds))
-        best = sa.select(jobs.c.id).where(*fits).order_by(jobs.c.priority.desc(), jobs.c.id).limit(1)
-        if not self._database.sqlite:  # where writers take turns, so there is no locked row to skip
-            best = best.with_for_update(skip_locked=True)
-        take = (
-            sa.update(jobs)
-            .where(jobs.c.id == best.scalar_subquery())
-            .values(
-                state=JobState.RUNNING.value,
-                attempt=jobs.c.attempt + 1,
-                dispatcher=dispatcher,
-                node=None,
-                reason=None,
-                started_at=now,
-                lease_until=now + lease_s,
-                deadline_at=now + jobs.c.time_limit_s,
-            )
-            .returning(jobs)
-        )
+            values["kinds"] = list(kinds)
 
         def work(connection: sa.Connection) -> Job | None:
-            row = connection.execute(take).one_or_none()
-            if row is None:
-                return None
-            job = job_from(row)
-            begun = {
-                "job": job.id,
-                "attempt": job.attempt,
-                "dispatcher": dispatcher,
-                "started_at": job.started_at,
-                "log_bytes": 0,
-            }
-            connection.execute(sa.insert(attempts).values(begun))
-            return job
+            row = self._busy.claim(connection, values)
+            return None if row is None else job_from(row)
 
         return self._database.write(work)
 
@@ -178,9 +135,7 @@ class Leases:
     def succeed(self, fence: Fence, result: dict[str, Any] | None = None) -> Job:
         """Ends the job with its result and frees those that need it. Raises LeaseLost."""
         return self._database.write(
-            lambda connection: self._leave(
-                connection, fence, JobState.SUCCEEDED, AttemptOutcome.SUCCEEDED, alive=True, result=result, reason=None
-            )
+            lambda connection: self._leave(connection, fence, JobState.SUCCEEDED, AttemptOutcome.SUCCEEDED, gives=result)
         )
 
     def fail(self, fence: Fence, error: str, *, retry: bool = True) -> Job:
@@ -196,24 +151,34 @@ class Leases:
             errors = job.errors + 1
             asked = job.cancel_requested_at is not None
             target = after_error(errors, job.error_budget, retry=retry, cancel_requested=asked)
-            values: dict[str, Any] = {"errors": errors, "reason": failure_reason(fence.attempt, error, target)}
-            if target is JobState.QUEUED:
-                values["run_after"] = self._database.now() + backoff_s(errors)
-            else:
-                values["error"] = error
-            return self._leave(connection, fence, target, AttemptOutcome.FAILED, alive=True, attempt_error=error, **values)
+            again = target is JobState.QUEUED
+            return self._leave(
+                connection,
+                fence,
+                target,
+                AttemptOutcome.FAILED,
+                attempt_error=error,
+                add_errors=1,
+                pause_s=backoff_s(errors) if again else None,
+                final_error=None if again else error,
+                says=failure_reason(fence.attempt, error, target),
+            )
 
         return self._database.write(work)
 
     def cancelled(self, fence: Fence, result: dict[str, Any] | None = None) -> Job:
         """Ends the job because its attempt stopped on request. Raises LeaseLost."""
-
-        def work(connection: sa.Connection) -> Job:
-            asked = sa.func.coalesce(jobs.c.cancel_requested_at, self._database.now())
-            values: dict[str, Any] = {"result": result, "reason": "stopped on request", "cancel_requested_at": asked}
-            return self._leave(connection, fence, JobState.CANCELLED, AttemptOutcome.CANCELLED, alive=True, **values)
-
-        return self._database.write(work)
+        return self._database.write(
+            lambda connection: self._leave(
+                connection,
+                fence,
+                JobState.CANCELLED,
+                AttemptOutcome.CANCELLED,
+                gives=result,
+                says="stopped on request",
+                asked=True,
+            )
+        )
 
     def lose(self, fence: Fence, reason: str) -> Job:
         """Ends an attempt whose worker or node went away, which is not the job's fault. Raises LeaseLost if it ended before.
@@ -230,8 +195,10 @@ class Leases:
                 raise LeaseLost(fence.job, fence.attempt, "its lease lives")
             losses = job.losses + 1
             target = after_loss(losses, job.loss_budget, cancel_requested=job.cancel_requested_at is not None)
-            values: dict[str, Any] = {"losses": losses, "reason": loss_reason(fence.attempt, losses, reason, target)}
-            return self._leave(connection, fence, target, AttemptOutcome.LOST, alive=False, attempt_error=reason, **values)
+            says = loss_reason(fence.attempt, losses, reason, target)
+            return self._leave(
+                connection, fence, target, AttemptOutcome.LOST, alive=False, attempt_error=reason, add_losses=1, says=says
+            )
 
         return self._database.write(work)
 
@@ -303,32 +270,36 @@ class Leases:
         target: JobState,
         outcome: AttemptOutcome,
         *,
-        alive: bool,
-        attempt_error: str | None = None,
-        **values: Any,
+        alive: bool = True,
+        **said: Any,
     ) -> Job:
-        """Moves a running job to `target`, closes its attempt and tells those that need it."""
+        """Moves a running job to `target`, closes its attempt and tells those that need it; `said` as in BusyStatements.leave."""
         check_transition(f"end attempt {fence.attempt} of job {fence.job}", JobState.RUNNING, target)
-        now = self._database.now()
-        values |= {"state": target.value, "lease_until": None, "deadline_at": None}
-        if target in ENDED:
-            values["finished_at"] = now
-        move = sa.update(jobs).where(held(fence, now if alive else None)).values(values).returning(jobs)
-        row = connection.execute(move).one_or_none()
+        ends = target in ENDED
+        values = {**_SAYS_NOTHING, "to_state": target.value, "outcome": outcome.value, "ends": ends, **said}
+        row = self._busy.leave(connection, fence, values, alive=alive)
         if row is None:
             raise lease_lost(connection, fence)
-        connection.execute(
-            sa.update(attempts)
-            .where(attempts.c.job == fence.job, attempts.c.attempt == fence.attempt)
-            .values(finished_at=now, outcome=outcome.value, error=attempt_error)
-        )
-        if target in ENDED and has_dependants(connection, fence.job):
+        if ends and has_dependants(connection, fence.job):
             self._database.want_graph(connection)
             if target is JobState.SUCCEEDED:
                 free(connection, fence.job)
             else:
                 settle(connection, [fence.job])
         return job_from(row)
+
+
+# What an end of an attempt says where nothing else is said.
+_SAYS_NOTHING: dict[str, Any] = {
+    "add_errors": 0,
+    "add_losses": 0,
+    "pause_s": None,
+    "says": None,
+    "gives": None,
+    "final_error": None,
+    "asked": False,
+    "attempt_error": None,
+}
 
 
 def _log_rows(text: str, size: int, before: int) -> list[str]:

@@ -7,8 +7,9 @@ import sqlalchemy as sa
 from services.registry.engine import Database, clean_text
 from services.registry.errors import JobNotFound
 from services.registry.fleet import Fleet
-from services.registry.leases import Leases, claimable, running
+from services.registry.leases import Leases
 from services.registry.rows import Attempt, Job, LogChunk
+from services.registry.statements import claimable, running
 from services.registry.states import AttemptOutcome, JobState
 from services.registry.submission import Submissions, job_from, known
 from services.registry.tables import attempts, job_needs, jobs, logs
@@ -20,7 +21,7 @@ class Queue(Submissions, Leases, Fleet):
     """All of the queue. Safe to share between threads."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        Leases.__init__(self, database)  # the other two keep only the database
 
     def job(self, job: int) -> Job:
         """Raises JobNotFound."""

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from services.registry.engine import Database, finite
 from services.registry.errors import JobNotFound, RunNotFound
 from services.registry.graph import ROOT
-from services.registry.leases import held, lease_lost
+from services.registry.leases import lease_lost
 from services.registry.rows import CheckpointRow, CurvePoint, Fence, Measurement, Run
+from services.registry.statements import held
 from services.registry.states import RunState
 from services.registry.submission import known
 from services.registry.tables import checkpoints, curves, jobs, measurements, runs

@@ -27,6 +27,7 @@ __all__ = ["Submissions", "job_from", "known"]
 _UNFINISHED = [state.value for state in JobState if state not in ENDED]
 
 
+_NAMES = tuple(column.name for column in jobs.c)
 _REALS = tuple(column.name for column in jobs.c if isinstance(column.type, sa.Double))
 
 
@@ -39,7 +40,7 @@ def known(number: int) -> int:
 
 def job_from(row: sa.Row[Any]) -> Job:
     """The record of a row of `jobs`."""
-    values = dict(row._mapping)
+    values = {name: row._mapping[name] for name in _NAMES}
     values["state"] = JobState(values["state"])
     if values["origin"] is None:
         values["origin"] = values["id"]

@@ -29,10 +29,13 @@ from services.registry import (
 )
 from tests.integration.registries import ROOM, AnyRegistry, Clock, empty, submission
 
+CLOCK = Clock()  # of all registries here, set back before each test
+
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    CLOCK.__init__()
+    return CLOCK
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def postgresql_registry(postgres_server: str) -> Iterator[Registry]:
 
 def opened(url: str) -> Iterator[Registry]:
     migrate(url)
-    with Registry.open(url) as registry:
+    with Registry.open(url, now=CLOCK) as registry:
         yield registry
 
 
@@ -62,7 +65,6 @@ def registry(request: pytest.FixtureRequest, clock: Clock) -> AnyRegistry:
         return MemoryRegistry(now=clock)
     kept: Registry = request.getfixturevalue(f"{request.param}_registry")
     empty(kept)
-    kept._database._now = clock
     return kept
 
 

@@ -46,7 +46,7 @@ def workers(url: str, count: int, *, lease_s: float, claims: int | None = None) 
 
 
 def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     return json.loads(output)
 

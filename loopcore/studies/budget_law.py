@@ -17,11 +17,11 @@ __all__ = ["BUDGET_LAW", "DEMANDS", "frontier_heat"]
 
 NAME = "budget-law"
 
-# The issue's own line for the smoke study; it holds the published .98 +- .04 and the reproduction's .969 +- .034.
+# Wide enough for a smoke study [?]; it holds the published .98 +- .04 and the reproduction's .969 +- .034.
 EXPONENT = (0.8, 1.2)
 LEAST_R2 = 0.9  # a power law explains nearly all of its points; below this the exponent is a summary of something else [?]
 FEWEST_DEMANDS = 3
-SPEED_AT_ONE = (0.9, 1.1)  # the issue: v = 1 +- .1 at T = n
+SPEED_AT_ONE = (0.9, 1.1)  # v = 1 +- .1 at T = n [?]
 
 # Positions a loop. On a CPU from 1/2 to 2: RECIPES has no recipe beyond that learns in minutes.
 DEMANDS = {"smoke": (0.5, 1.0, 2.0), "cpu": (0.5, 1.0, 2.0), "gpu": (0.25, 0.5, 1.0, 2.0, 4.0)}

@@ -22,11 +22,11 @@ RESCUED = 0.5  # most of the late errors: more than half of them
 RESCUE_AT = 1.25  # length over N: RECIPES found rescue clean there, partial at 1.5, gone at 2
 NOTHING_LATE = 0.98  # last-position accuracy at T_train from which there is nothing left to rescue (the promotion line)
 GAP = 0.02  # token accuracy below the best: what the contract's own promotion line leaves open
-NEAR = 2.0  # loops: the issue expects T* within 2 loops of the best
+NEAR = 2.0  # loops: T* counts as right within 2 loops of the best [?]
 PLATEAU = 0.005  # token accuracy within which loops count as equally good (halting.BURN_IN_TOLERANCE)
-HURT = 0.05  # token accuracy lost from T* to 3 T*: the issue's own line for "removed"
+HURT = 0.05  # token accuracy lost from T* to 3 T*: the line for "removed" [?]
 FAR = 3  # times T*
-SAME_SPEED = (0.9, 1.1)  # v with the remedy over v without: the issue's "unchanged within 10 %"
+SAME_SPEED = (0.9, 1.1)  # v with the remedy over v without: unchanged within 10 % [?]
 
 RESCUE = Claim(
     id="1c",

@@ -19,7 +19,7 @@ from loopcore.studies.verdicts import Estimate, Verdict, difference, judge, mean
 __all__ = ["INPUT_SCHEDULE"]
 
 NAME = "input-schedule"
-FAILS = 0.05  # token accuracy below free training: the 5 % that the issue leaves open elsewhere
+FAILS = 0.05  # token accuracy below free training: 5 % is the margin that every study here allows [?]
 
 MANDATED = Claim(
     id="4b",

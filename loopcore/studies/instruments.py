@@ -27,7 +27,7 @@ __all__ = ["HEAD", "INSTRUMENTS", "TAIL"]
 NAME = "instruments"
 
 SATURATED = 0.9  # of 1, which each tail metric takes at a fixed point [?]
-AGREES = (0.85, 1.15)  # "within 15 %" of the issue, for cones against tau; tau against the frontier is held to the same
+AGREES = (0.85, 1.15)  # within 15 % [?], for cones against tau; tau against the frontier is held to the same
 STRAIGHT = 0.9  # R2 of tau against the position [?]
 SIGNIFICANT = 0.05  # p of a rank correlation, divided by the number of metrics of its kind (Bonferroni)
 FEWEST_RUNS = 10  # runs below which a rank correlation is not read: at 8 even |rho| = .8 is barely significant [?]

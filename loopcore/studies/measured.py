@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loopcore.errors import Undecided
+from loopcore.specs.probe import SPEED_LEVEL
 from loopcore.statistics import wilson
 from loopcore.studies.base import AxisValue, Cell
 from loopcore.studies.verdicts import Estimate
@@ -29,7 +30,6 @@ from loopcore.studies.verdicts import Estimate
 __all__ = ["LEARNED", "CellResult", "Measured", "Row", "Run", "Sample", "sample"]
 
 LEARNED = 0.97  # token accuracy at the contract's last length: where the recipe begins to cool a run down (OptimizerSpec)
-LEVEL = 0.8
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ class Run:
     def steps(self) -> int:
         return int(self.result.figures.get("steps", 0))
 
-    def speed(self, estimator: str = "frontier", q: float = LEVEL) -> Estimate:
+    def speed(self, estimator: str = "frontier", q: float = SPEED_LEVEL) -> Estimate:
         """v_hat in positions a loop."""
         return self._one("speed", f"no speed by {estimator}", self._estimator(estimator, q)).estimate
 
-    def r2(self, estimator: str = "frontier", q: float = LEVEL) -> float:
+    def r2(self, estimator: str = "frontier", q: float = SPEED_LEVEL) -> float:
         """Share of the variance that the straight line of `speed` explains."""
         return self._one("speed_r2", f"no speed by {estimator}", self._estimator(estimator, q)).value
 
@@ -128,7 +128,7 @@ class Run:
         """T* = ceil(n / v_hat), the published rule, without a burn-in."""
         return max(1, math.ceil(length / self.speed().value - 1e-9))
 
-    def frontier(self, q: float = LEVEL) -> list[tuple[int, float]]:
+    def frontier(self, q: float = SPEED_LEVEL) -> list[tuple[int, float]]:
         """(loop, positions solved) after every loop."""
         return sorted((row.axes["loop"], row.value) for row in self._rows("frontier", q=q))
 

@@ -18,7 +18,7 @@ __all__ = ["WALLS"]
 
 NAME = "walls"
 
-FULLY = 0.95  # token accuracy on held-out words: the 5 % that the issue leaves open elsewhere
+FULLY = 0.95  # token accuracy on held-out words: 5 % is the margin that every study here allows [?]
 STUCK = 0.1  # of the way from chance to 1: a run that has learned more than this is not at a wall [?]
 
 GENERALIZES = Claim(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loopcore.specs import TrainSpec
+from loopcore.specs.probe import SPEED_LEVEL
 from loopcore.studies import Cell, CellResult, Finding, Measured, Row, Study
 
 SECONDS = 10.0  # of every cell that ran
@@ -67,7 +68,7 @@ def position_rows(length: int, loops: int, v: float) -> list[Row]:
         for t in range(1, loops + 1)
         for i in range(length)
     ]
-    return heat + [Row("frontier", {"q": 0.9, "loop": t}, min(length, v * t)) for t in range(1, loops + 1)]
+    return heat + [Row("frontier", {"q": SPEED_LEVEL, "loop": t}, min(length, v * t)) for t in range(1, loops + 1)]
 
 
 def tail_rows(**metrics: float) -> list[Row]:

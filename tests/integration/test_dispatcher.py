@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -203,17 +205,34 @@ def test_what_a_killed_job_left_open_in_mlflow_is_ended(
     eventually(lambda: client.get_run(run.mlflow_run or "").info.status == "KILLED", within_s=60)
 
 
+def pause(pid: int, settings: Settings) -> None:
+    """Stops a process, but not inside a write: SQLite's lock would be held as long, and everybody else with it."""
+    for _ in range(100):
+        os.kill(pid, signal.SIGSTOP)
+        with closing(sqlite3.connect(settings.registry_url.removeprefix("sqlite:///"), timeout=1.0)) as database:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.05)
+            else:
+                return
+    pytest.fail("the process was in a write whenever it was stopped")
+
+
 def test_a_paused_worker_that_wakes_up_late_changes_nothing(
-    registry: Registry, reaches: Callable[..., Job], eventually: Eventually, tmp_path: Path
+    registry: Registry, settings: Settings, reaches: Callable[..., Job], eventually: Eventually, tmp_path: Path
 ) -> None:
     job = submit(registry, steps=40, diary=str(tmp_path / "diary"))
     pid = eventually(lambda: begun(registry, job))
     assert isinstance(pid, int)
-    os.kill(pid, signal.SIGSTOP)
-    done = reaches(job, JobState.SUCCEEDED, within_s=40)
+    pause(pid, settings)
+    try:
+        done = reaches(job, JobState.SUCCEEDED, within_s=40)
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGCONT)
     assert (done.losses, done.attempt) == (1, 2)
-    if alive(pid):
-        os.kill(pid, signal.SIGCONT)
     eventually(lambda: not alive(pid), within_s=20)
     assert "1 end" not in (tmp_path / "diary").read_text()
     assert registry.queue.job(job.id) == done

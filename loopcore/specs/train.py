@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,8 @@ from loopcore.specs.task import CHESS_SIDE, LARGEST_MAZE, TaskSpec, WordTask, gr
 
 __all__ = ["OptimizerSpec", "TrainSpec"]
 
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
 MOST_PAIRS = 1_000_000  # of an operator stage: its shuffled order is held in memory
 
 
@@ -21,7 +23,7 @@ class OptimizerSpec(Spec):
 
     lr: float = Field(default=1e-3, gt=0.0, le=10.0)
     """Base learning rate."""
-    betas: tuple[UnitInterval, UnitInterval] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     weight_decay: float = Field(default=0.1, ge=0.0)
     """Decoupled weight decay, as torch.optim.AdamW applies it (multiplied by the group's learning rate)."""
     epsilon: float = Field(default=1e-8, gt=0.0)

@@ -72,7 +72,11 @@ class WordTask(Spec):
 
 
 class TextTask(Spec):
-    """Next-byte prediction on a text corpus."""
+    """Next-byte prediction on a text corpus: 256 tokens and classes, whatever the corpus has of them.
+
+    Set `model.readout_init` to normal: from a readout of zero the bytes that never occur all get the same first updates, which
+    pull every weight along, and rates above 2^-6 train far worse than they could (0.2 to 0.4 nats after 300 steps).
+    """
 
     kind: Literal["text"] = "text"
     source: str = "stdlib"

@@ -93,8 +93,7 @@ class Forward:
         assert loops == sorted(loops, reverse=True), "rows have to come with falling loops"
         self.model.admit(loops[0])
         spec = self.model.spec
-        index = torch.tensor(rows, device=tokens_RBN.device)
-        scale = {name: None if scale_M11 is None else scale_M11[index] for name, scale_M11 in self.scale_M11.items()}
+        scale = {name: None if scale_M11 is None else scale_M11[rows] for name, scale_M11 in self.scale_M11.items()}
         parameters = self.layout.stacked(weights_RC)
         R, B, N = tokens_RBN.shape
         e_RXD = self.embed(parameters, tokens_RBN)
@@ -268,7 +267,7 @@ def _first(part: Any, rows: int) -> Any:
     """The first rows of a tensor, or of each in a tuple; None stays None."""
     if isinstance(part, tuple):
         return tuple(_first(one, rows) for one in part)
-    return None if part is None else part[:rows]
+    return part if part is None or len(part) == rows else part[:rows]
 
 
 def _times(scale_R11: Tensor | None, x: Tensor) -> Tensor:

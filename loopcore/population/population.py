@@ -36,7 +36,7 @@ class Population:
 
     Members share model, task, contract, batch, precision and device; seed, learning rate and the rest of the optimizer, scaling
     rule and number of steps are each one's own. So are data stream, stage, cool-down, divergence and end: a member that is over
-    leaves the batch, and nothing that happens to one changes what another computes.
+    leaves the batch, and nothing that happens to one reaches another.
 
     Results are those of each member trained alone, up to rounding (fp32: losses and weights within 1e-5 after 50 steps). A
     population that is put down and taken up again is the one that never was, bit for bit on one device and thread count.

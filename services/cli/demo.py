@@ -29,7 +29,7 @@ TRAIN: dict[str, Any] = {
     "kind": "train",
     "name": "demo: S3, T = n, lengths growing to 8",
     "task": {"kind": "word", "group": "S3"},
-    "contract": {"lengths": [2, 4, 8], "loops": {"kind": "proportional", "per_position": 1.0}},
+    "contract": {"lengths": [2, 4, 6, 8], "loops": {"kind": "proportional", "per_position": 1.0}},
 }
 TUNE: dict[str, Any] = {
     "kind": "tune",
@@ -37,10 +37,10 @@ TUNE: dict[str, Any] = {
     "resources": {"cpus": 1},
     "rules": ["standard", "loop_mup"],
     "loops": [1, 4],
-    "log2_lrs": [-5, -6, -7, -8, -9],
+    "log2_lrs": [-3, -4, -5, -6, -7],
     "train": {
         "task": {"kind": "text", "source": "stdlib"},
-        "model": {"positions": "rope", "bos": False, "injection": "none"},
+        "model": {"positions": "rope", "bos": False, "injection": "none", "readout_init": "normal"},
         "contract": {"lengths": [64]},
         "optimizer": {"decay": "linear", "warmup": 20, "betas": [0.9, 0.95], "weight_decay": 0.0},
         "batch": 16,

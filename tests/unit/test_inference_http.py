@@ -203,9 +203,10 @@ def test_a_full_line_is_503_at_once_and_cancelled_words_make_room(
     client: httpx.Client, eventually: Callable[..., object]
 ) -> None:
     with ExitStack() as calls:
-        for _ in range(12):
+        for held in range(1, 13):  # one after another: the line alone has no room for twelve at once
             calls.enter_context(_held(client, {"inputs": [1, 2], "halt": FOREVER}))
-        eventually(lambda: (card(client)["live"], card(client)["waiting"]) == (4, 8), what="four rows and a full line")
+            rows_and_line = (min(held, 4), max(held - 4, 0))
+            eventually(lambda due=rows_and_line: (card(client)["live"], card(client)["waiting"]) == due, what=f"{rows_and_line}")
         answer = client.post(PREDICT, json={"inputs": [1]})  # would never come, were it not refused: nothing leaves the line
         assert "8 words are waiting" in refused(answer, 503)["error"]
         assert int(answer.headers["retry-after"]) >= 1
@@ -217,9 +218,11 @@ def test_a_full_line_is_503_at_once_and_cancelled_words_make_room(
 def _held(client: httpx.Client, body: dict[str, Any]) -> Iterator[None]:
     """A request that waits for its answer as long as the block lasts, and then hangs up."""
     connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port, timeout=60.0)
-    connection.request("POST", PREDICT, json.dumps(body), {"content-type": "application/json"})
-    yield
-    connection.close()
+    try:
+        connection.request("POST", PREDICT, json.dumps(body), {"content-type": "application/json"})
+        yield
+    finally:
+        connection.close()
 
 
 def test_a_request_of_many_words_is_taken_whole_or_not_at_all(client: httpx.Client, eventually: Callable[..., object]) -> None:

@@ -8,13 +8,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.registry import AttemptOutcome, JobState, Registry, migrate
+from services.registry import AttemptOutcome, IllegalTransition, JobState, Registry, migrate
 from tests.integration.registries import submission
 
 PROCESSES = 8
@@ -119,8 +119,10 @@ def test_many_ends_and_submissions_around_the_same_jobs(registry_url: str, neede
                 made = registry.queue.submit(submission(needs=needs)).job
                 registry.queue.submit(submission(needs=(made.id, *needs)))
                 if at % 8 == 0:
-                    registry.queue.cancel(made.id)
-                    registry.queue.retry(made.id)
+                    # Either may come too late: the job may be running, or have ended, by then.
+                    with suppress(IllegalTransition):
+                        registry.queue.cancel(made.id)
+                        registry.queue.retry(made.id)
 
         threads = [
             threading.Thread(target=guarded, args=(work,)) for work in (end_all, submit_dependants, end_all, submit_dependants)
@@ -129,7 +131,7 @@ def test_many_ends_and_submissions_around_the_same_jobs(registry_url: str, neede
             thread.start()
         for thread in threads:
             thread.join()
-        assert [error for error in errors if "cannot cancel" not in str(error)] == []
+        assert errors == []
         end_all()
         bad = {JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED}
         for job in registry.queue.jobs(limit=1000):

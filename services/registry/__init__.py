@@ -10,6 +10,7 @@ from services.registry.errors import (
     RunNotFound,
     SchemaTooNew,
     SchemaTooOld,
+    StudyNotFound,
 )
 from services.registry.memory import MemoryRegistry
 from services.registry.migrate import migrate
@@ -28,10 +29,15 @@ from services.registry.rows import (
     Measurement,
     Run,
     Served,
+    Started,
+    Study,
     Submission,
     Submitted,
+    Work,
+    WorkDone,
 )
 from services.registry.states import AttemptOutcome, JobState, RunState
+from services.registry.studies import Studies
 
 __all__ = [
     "Attempt",
@@ -61,7 +67,13 @@ __all__ = [
     "SchemaTooNew",
     "SchemaTooOld",
     "Served",
+    "Started",
+    "Studies",
+    "Study",
+    "StudyNotFound",
     "Submission",
     "Submitted",
+    "Work",
+    "WorkDone",
     "migrate",
 ]

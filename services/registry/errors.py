@@ -3,6 +3,7 @@
 RegistryError
 ├── JobNotFound          no job of this number (also a LookupError)
 ├── RunNotFound          no run of this number, or it belongs to another job (also a LookupError)
+├── StudyNotFound        no study of this number (also a LookupError)
 ├── KeyConflict          the unique key is held by an unfinished job with another spec
 ├── LeaseLost            this attempt no longer holds its job; nothing of the write was kept
 ├── IllegalTransition    the job's state does not allow what was asked
@@ -23,6 +24,7 @@ __all__ = [
     "RunNotFound",
     "SchemaTooNew",
     "SchemaTooOld",
+    "StudyNotFound",
 ]
 
 
@@ -52,6 +54,17 @@ class RunNotFound(RegistryError, LookupError):
 
     def __reduce__(self) -> tuple[type, tuple[int, int | None]]:
         return type(self), (self.run, self.job)
+
+
+class StudyNotFound(RegistryError, LookupError):
+    """No study of this number."""
+
+    def __init__(self, study: int) -> None:
+        super().__init__(f"there is no study {study}; expected the number of a study that was started: see `loop studies`")
+        self.study = study
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return type(self), (self.study,)
 
 
 class KeyConflict(RegistryError):

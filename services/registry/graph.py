@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -27,6 +28,8 @@ __all__ = [
     "settle",
 ]
 
+Value = TypeVar("Value", int, str)
+
 CHUNK = 500  # numbers in one statement; SQLite takes 32,766
 
 # The first job of a job's chain of retries.
@@ -35,9 +38,9 @@ ROOT = sa.func.coalesce(jobs.c.origin, jobs.c.id)
 _WAITING = jobs.c.state.in_([state.value for state in sorted(STARTS)])
 
 
-def chunks(numbers: Iterable[int]) -> Iterable[list[int]]:
-    """The numbers in lists short enough for one statement."""
-    left = iter(numbers)
+def chunks(values: Iterable[Value]) -> Iterable[list[Value]]:
+    """Numbers or keys in lists short enough for one statement."""
+    left = iter(values)
     while chunk := list(islice(left, CHUNK)):
         yield chunk
 

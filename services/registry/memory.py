@@ -15,6 +15,7 @@ from services.registry.engine import clean_text, kept_json
 from services.registry.errors import IllegalTransition, JobNotFound, KeyConflict, LeaseLost
 from services.registry.leases import CUT_NOTE, EXPIRED, LOG_CHUNK, LOG_MOST_BYTES
 from services.registry.memory_records import MemoryRecords
+from services.registry.memory_studies import MemoryStudies
 from services.registry.rows import (
     Attempt,
     Beat,
@@ -503,6 +504,7 @@ class MemoryRegistry:
         self.place = "memory"
         self.queue = MemoryQueue(now)
         self.records = MemoryRecords(self.queue, now)
+        self.studies = MemoryStudies(self.queue, self.records, now)
 
     def ping(self) -> float:
         return self._now()

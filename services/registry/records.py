@@ -111,6 +111,10 @@ class Records:
                 raise JobNotFound(job_id)
             return [_run_from(row) for row in connection.execute(query.where(runs.c.origin == root).order_by(runs.c.id))]
 
+    def select_runs(self, connection: sa.Connection, wanted: sa.ColumnElement[bool]) -> list[Run]:
+        """Runs that fit a condition, oldest first, as a part of a transaction."""
+        return [_run_from(row) for row in connection.execute(sa.select(*_run_columns()).where(wanted).order_by(runs.c.id))]
+
     def set_mlflow(self, fence: Fence, run_id: int, mlflow_run: str) -> None:
         """Notes which MLflow run mirrors this one. Raises LeaseLost, RunNotFound."""
         self._change(fence, run_id, mlflow_run=mlflow_run)

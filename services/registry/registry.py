@@ -1,10 +1,11 @@
-"""The registry as one object: its queue and its records on one database."""
+"""The registry as one object: its queue, its records and its studies on one database."""
 
 from __future__ import annotations
 
 from services.registry.engine import Database, Now
 from services.registry.queue import Queue
 from services.registry.records import Records
+from services.registry.studies import Studies
 
 __all__ = ["Registry"]
 
@@ -19,11 +20,13 @@ class Registry:
 
     queue: Queue
     records: Records
+    studies: Studies
 
     def __init__(self, url: str, *, now: Now = None) -> None:
         self._database = Database(url, now)
         self.queue = Queue(self._database)
         self.records = Records(self._database)
+        self.studies = Studies(self._database, self.queue, self.records)
 
     @classmethod
     def open(cls, url: str, *, now: Now = None) -> Registry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,12 @@ __all__ = [
     "Measurement",
     "Run",
     "Served",
+    "Started",
+    "Study",
     "Submission",
     "Submitted",
+    "Work",
+    "WorkDone",
 ]
 
 MOST_PRIORITY = 1_000_000
@@ -239,3 +244,55 @@ class Served:
     replicas: int
     job: int | None
     since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study that somebody started, and how far its jobs are."""
+
+    id: int
+    name: str
+    scale: str
+    asked: dict[str, Any]  # what the user chose beside the scale
+    user: str | None
+    provenance: dict[str, Any]
+    created_at: float
+    started_at: float  # when it was started last
+    cancelled_at: float | None
+    jobs: dict[str, int]  # state to number of jobs, each the newest of its chain of retries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A piece of work that a study needs: a training, or a probe of one."""
+
+    cell: str
+    probe: str  # empty for the cell's training
+    key: str  # what the work is, whoever asks for it
+    after: str | None  # the key of the work that it builds on, which stands before it
+    submission: Callable[[int | None], Submission]  # the job, given the number of the job that does `after`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What starting a study did."""
+
+    study: Study
+    created: int  # jobs that are new
+    retried: int  # jobs queued anew because the one before had failed or was cancelled
+    shared: int  # works that a job of another study does or did
+    kept: int  # works that were under way or done in this study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkDone:
+    """What has come of one piece of a study's work."""
+
+    cell: str
+    probe: str
+    key: str
+    job: Job  # the newest of its chain of retries
+    seconds: float  # of all ended attempts of the chain
+    run: Run | None
+    curve: list[CurvePoint]
+    measurements: list[Measurement]

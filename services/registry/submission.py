@@ -73,9 +73,10 @@ class Submissions:
                 known(need)
         # Plain jobs touch no other job's row. Keys are looked up before they are taken, so their holders must keep still.
         graph = any(submission.needs or submission.key is not None for submission in submissions)
-        return self._database.write(lambda connection: self._submit(connection, submissions), graph=graph)
+        return self._database.write(lambda connection: self.submit_in(connection, submissions), graph=graph)
 
-    def _submit(self, connection: sa.Connection, submissions: Sequence[Submission]) -> list[Submitted]:
+    def submit_in(self, connection: sa.Connection, submissions: Sequence[Submission]) -> list[Submitted]:
+        """`submit_many` as a part of a transaction that holds the graph lock."""
         newest = newest_of_chains(connection, (need for submission in submissions for need in submission.needs))
         states = lock_states(connection, newest.values())
         holders = self._holders(connection, {submission.key for submission in submissions if submission.key is not None})
@@ -167,31 +168,31 @@ class Submissions:
         Raises JobNotFound, KeyConflict, and IllegalTransition unless `job` is the newest of its chain and failed or cancelled.
         """
         known(job)
+        return self._database.write(lambda connection: self.retry_in(connection, job), graph=True)
 
-        def work(connection: sa.Connection) -> Job:
-            old = self._locked(connection, job)
-            newest = newest_of_chains(connection, [job])[job]
-            if newest != job:
-                raise IllegalTransition(
-                    f"retry job {job}",
-                    f"{old.state} and was retried as job {newest}",
-                    expected=f"job {newest}, the newest of the chain",
-                )
-            if old.state not in (JobState.FAILED, JobState.CANCELLED):
-                raise IllegalTransition(f"retry job {job}", old.state, expected="failed or cancelled")
-            if old.key is not None and (holder := self._holders(connection, {old.key}).get(old.key)) is not None:
-                raise KeyConflict(old.key, holder.id)
-            needed = connection.scalars(sa.select(job_needs.c.needs).where(job_needs.c.job == job)).all()
-            needs = sorted(set(newest_of_chains(connection, needed).values()))
-            state, reason, unmet = begin_state(needs, lock_states(connection, needs))
-            row = {name: getattr(old, name) for name in _COPIED} | _BLANK
-            row |= {"state": state.value, "reason": reason, "unmet": unmet, "delay_s": 0.0, "origin": old.origin, "retry_of": job}
-            (made,) = self._insert(connection, [row], [needs])
-            move_dependants(connection, job, made.id)
-            settle(connection, [made.id])
-            return made
-
-        return self._database.write(work, graph=True)
+    def retry_in(self, connection: sa.Connection, job: int) -> Job:
+        """`retry` as a part of a transaction that holds the graph lock."""
+        old = self._locked(connection, job)
+        newest = newest_of_chains(connection, [job])[job]
+        if newest != job:
+            raise IllegalTransition(
+                f"retry job {job}",
+                f"{old.state} and was retried as job {newest}",
+                expected=f"job {newest}, the newest of the chain",
+            )
+        if old.state not in (JobState.FAILED, JobState.CANCELLED):
+            raise IllegalTransition(f"retry job {job}", old.state, expected="failed or cancelled")
+        if old.key is not None and (holder := self._holders(connection, {old.key}).get(old.key)) is not None:
+            raise KeyConflict(old.key, holder.id)
+        needed = connection.scalars(sa.select(job_needs.c.needs).where(job_needs.c.job == job)).all()
+        needs = sorted(set(newest_of_chains(connection, needed).values()))
+        state, reason, unmet = begin_state(needs, lock_states(connection, needs))
+        row = {name: getattr(old, name) for name in _COPIED} | _BLANK
+        row |= {"state": state.value, "reason": reason, "unmet": unmet, "delay_s": 0.0, "origin": old.origin, "retry_of": job}
+        (made,) = self._insert(connection, [row], [needs])
+        move_dependants(connection, job, made.id)
+        settle(connection, [made.id])
+        return made
 
     def _locked(self, connection: sa.Connection, job: int) -> Job:
         row = connection.execute(sa.select(jobs).where(jobs.c.id == job).with_for_update()).one_or_none()

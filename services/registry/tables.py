@@ -20,10 +20,12 @@ __all__ = [
     "metadata",
     "runs",
     "served",
+    "studies",
+    "study_works",
 ]
 
 # The newest migration, which these tables are; revisions are numbers of four digits, so they compare as text.
-SCHEMA = "0001"
+SCHEMA = "0002"
 
 metadata = sa.MetaData(
     naming_convention={
@@ -197,6 +199,38 @@ dispatchers = sa.Table(
     sa.Column("pid", sa.Integer, nullable=False),
     sa.Column("seen_at", Time, nullable=False),
     sa.Column("cluster", Json, nullable=False),
+)
+
+studies = sa.Table(
+    "studies",
+    metadata,
+    sa.Column("id", Id, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("scale", sa.Text, nullable=False),
+    sa.Column("asked", Json, nullable=False),
+    # Of name, scale and what was asked: starting the same study again goes on with it.
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("user", sa.Text),
+    sa.Column("provenance", Json, nullable=False),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Column("started_at", Time, nullable=False),
+    sa.Column("cancelled_at", Time),
+    sa.UniqueConstraint("digest"),
+    sqlite_autoincrement=True,
+)
+
+study_works = sa.Table(
+    "study_works",
+    metadata,
+    sa.Column("study", Id, sa.ForeignKey("studies.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
+    sa.Column("cell", sa.Text, primary_key=True),
+    # Empty for the cell's training.
+    sa.Column("probe", sa.Text, primary_key=True),
+    # What the work is, whoever asks for it: by this, studies find each other's jobs.
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("job", Id, sa.ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    sa.Index("ix_study_works_key", "key"),
+    sa.Index("ix_study_works_job", "job"),
 )
 
 served = sa.Table(

@@ -22,7 +22,8 @@ GIT_TIMEOUT_S = 10.0  # seconds; a repository on a slow disk must not hold a sub
 
 
 def collect(directory: Path | None = None) -> dict[str, Any]:
-    """JSON-compatible: `commit`, `dirty` (SHA-256 of what was changed since, or None), `packages`, `python`, `platform`, `host`.
+    """JSON-compatible: `commit`, `dirty` (SHA-256 of what was changed since, or None), `packages`, `python`, `platform`, `host`,
+    `cpus`.
 
     `directory` is any place in the repository meant; by default the one that this program runs from. Where there is no git
     or no repository, `commit` and `dirty` are None; it never raises for that.
@@ -35,6 +36,7 @@ def collect(directory: Path | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
         "host": socket.gethostname(),
+        "cpus": os.cpu_count(),
     }
 
 

@@ -15,6 +15,7 @@ from loopcore.studies.measured import CellResult, Measured, Row
 from loopcore.studies.verdicts import Estimate, Verdict
 
 __all__ = [
+    "INSIDE_THE_LOOP",
     "SCALES",
     "STUDIES",
     "Ask",

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 
-from services.api import errors, health, jobs, published, runs
+from services.api import errors, health, jobs, published, runs, studies
 from services.api.doors import Doors
 from services.api.errors import may_answer
 from services.api.guards import BodyLimit, KnownHosts
@@ -52,7 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.doors = doors
     errors.install(app)
-    for part in (jobs, runs, published, health):
+    for part in (jobs, runs, studies, published, health):
         app.include_router(part.router)
     return app
 

@@ -5,10 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from loopcore.specs import JobSpec, RegisterSpec, ServeSpec, Spec
-from services.registry import Attempt, CheckpointRow, CurvePoint, DispatcherRow, Job, LogChunk, Measurement, Run, Served
+from loopcore.studies.base import MOST_SEEDS, Scale
+from services.registry import (
+    Attempt,
+    CheckpointRow,
+    CurvePoint,
+    DispatcherRow,
+    Job,
+    JobState,
+    LogChunk,
+    Measurement,
+    Run,
+    Served,
+    Study,
+)
+from services.studies import KnownFinding
 from services.tracking import ModelInfo
 
 __all__ = [
@@ -17,6 +31,7 @@ __all__ = [
     "Checkpoints",
     "Cluster",
     "Curve",
+    "Findings",
     "Health",
     "JobDetail",
     "JobPage",
@@ -30,10 +45,15 @@ __all__ = [
     "RunPage",
     "ServeRequest",
     "ServedList",
+    "StudyDetail",
+    "StudyPage",
+    "StudyRequest",
+    "StudyStarted",
     "SubmitAnswer",
     "SubmitRequest",
     "Text",
     "Word",
+    "WorkState",
 ]
 
 Kind = Literal["train", "probe", "tune", "register", "serve"]
@@ -57,6 +77,7 @@ class Provenance(Spec):
     python: str | None = Field(default=None, max_length=200)
     platform: str | None = Field(default=None, max_length=200)
     host: str | None = Field(default=None, max_length=300)
+    cpus: int | None = Field(default=None, ge=1, le=1_000_000)
 
 
 class _Queued(Spec):
@@ -89,8 +110,30 @@ class ServeRequest(ServeSpec, _Queued):
     """Queues the `serve` job that brings a model version up."""
 
 
+class StudyRequest(Spec):
+    """Starts a study, or goes on with it."""
+
+    study: Word
+    """Its name, such as `budget-law`."""
+    scale: Scale = "smoke"
+    """`smoke`: minutes; `cpu`: what two cores show in an afternoon; `gpu`: the paper's sizes."""
+    seeds: int | None = Field(default=None, ge=1, le=MOST_SEEDS)
+    """Seeds of every cell. Empty: the scale's own number."""
+    groups: tuple[Word, ...] | None = Field(default=None, min_length=1, max_length=64)
+    """Groups instead of the study's own, where it takes them."""
+    demands: tuple[PositiveFloat, ...] | None = Field(default=None, min_length=1, max_length=64)
+    """Demands n/T instead of the study's own, where it takes them."""
+    priority: Priority = 0
+    """Higher goes first."""
+    user: Text | None = None
+    """Who asks."""
+    provenance: Provenance = Provenance()
+
+
 # The body's model by the name of the route that takes it, for messages that name its fields.
-BODIES: dict[str, Any] = {"submit_job": SubmitRequest, "promote_model": PromoteRequest, "serve_model": ServeRequest}
+BODIES: dict[str, Any] = {"submit_job": SubmitRequest, "promote_model": PromoteRequest, "serve_model": ServeRequest} | {
+    "start_study": StudyRequest
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +229,51 @@ class Cluster:
     dispatchers: list[DispatcherRow]
     counts: dict[str, int]
     now: float  # seconds since 1970, by the database's clock
+
+
+@dataclass(frozen=True)
+class StudyPage:
+    """Studies that were started, newest first; `next` is the `before` of the next page, empty on the last one."""
+
+    studies: list[Study]
+    next: int | None
+
+
+@dataclass(frozen=True)
+class WorkState:
+    """A piece of a study's work: a training (`probe` is empty) or a probe of one, and the job that does it."""
+
+    cell: str
+    probe: str
+    job: int
+    state: JobState
+    reason: str | None
+    seconds: float  # of all its ended attempts
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyDetail(Study):
+    """One study with its work."""
+
+    works: list[WorkState]
+
+
+@dataclass(frozen=True)
+class StudyStarted:
+    """The study, and its jobs: new ones, retries, those of other studies that do the same work, and its own from before."""
+
+    study: Study
+    created: int
+    retried: int
+    shared: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Every published finding that a study is about."""
+
+    findings: list[KnownFinding]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from services.api.bodies import BODIES
 from services.problems import Problem, explain_errors
-from services.registry import IllegalTransition, JobNotFound, KeyConflict, RegistryUnavailable, RunNotFound
+from services.registry import IllegalTransition, JobNotFound, KeyConflict, RegistryUnavailable, RunNotFound, StudyNotFound
 from services.tracking import ModelNotFound, TrackingError, TrackingUnavailable
 
 __all__ = ["ErrorBody", "Refused", "Responses", "install", "may_answer"]
@@ -29,6 +29,7 @@ RETRY_AFTER_S = 5  # told to clients while a database is away
 _STATUS: dict[type[Exception], int] = {
     JobNotFound: 404,
     RunNotFound: 404,
+    StudyNotFound: 404,
     ModelNotFound: 404,
     KeyConflict: 409,
     IllegalTransition: 409,

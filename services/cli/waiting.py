@@ -1,4 +1,4 @@
-"""Waiting for a job: a progress bar with rate and time left, or a line a change where nobody watches."""
+"""Waiting for a job or a study: a progress bar with rate and time left, or a line a change where nobody watches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.cli.client import Client, Unreachable
 from services.cli.errors import Failure
 from services.cli.output import say, span
 
-__all__ = ["ending", "wait_for"]
+__all__ = ["PATIENCE_S", "StudyBar", "StudyLines", "ending", "wait_for"]
 
 POLL_S = 0.4  # seconds between two looks at the job
 PATIENCE_S = 120.0  # seconds that the API may be away (it starts again by itself)
@@ -142,3 +142,69 @@ class _Bar:
 
     def end(self, job: dict[str, Any]) -> None:
         pass
+
+
+class StudyLines:
+    """A line whenever another job of the study has ended."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __enter__(self) -> StudyLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, study: dict[str, Any]) -> None:
+        line = _study_title(study)
+        if line != self._last:
+            self._last = line
+            say(line)
+
+
+class StudyBar:
+    """A progress bar over the jobs of a study, on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[note]}", style="dim"),
+            console=Console(stderr=True, highlight=False, markup=False),
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=None, note="")
+
+    def __enter__(self) -> StudyBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, study: dict[str, Any]) -> None:
+        running = dict.fromkeys(one["cell"] for one in study["works"] if one["state"] == "running")
+        self._progress.update(
+            self._task,
+            description=f"study {study['id']} {study['name']}",
+            total=sum(study["jobs"].values()),
+            completed=_ended(study["jobs"]),
+            note=", ".join(running),
+        )
+
+
+def _ended(jobs: dict[str, int]) -> int:
+    return sum(count for state, count in jobs.items() if state not in ("queued", "running"))
+
+
+def _study_title(study: dict[str, Any]) -> str:
+    jobs = study["jobs"]
+    worse = "".join(f", {jobs[state]} {state}" for state in ("failed", "cancelled", "blocked") if jobs.get(state))
+    return f"study {study['id']} {study['name']}: {_ended(jobs)} of {sum(jobs.values())} jobs ended{worse}"

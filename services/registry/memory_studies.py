@@ -98,8 +98,8 @@ class MemoryStudies:
         with self._lock:
             if study not in self._studies:
                 raise StudyNotFound(study)
-            states = Counter(self._newest(row.job).state.value for row in self._rows[study])
-            return replace(self._studies[study], jobs=dict(states))
+            newest = {job.id: job.state.value for row in self._rows[study] for job in [self._newest(row.job)]}
+            return replace(self._studies[study], jobs=dict(Counter(newest.values())))
 
     def studies(self, *, name: str | None = None, before_id: int | None = None, limit: int = 50) -> list[Study]:
         with self._lock:
@@ -122,13 +122,13 @@ class MemoryStudies:
                     self._queue.cancel(job.id)
             return self.study(study)
 
-    def works(self, study: int, *, curve: str | None = None) -> list[WorkDone]:
+    def works(self, study: int, *, found: bool = True, curve: str | None = None) -> list[WorkDone]:
         with self._lock:
             self.study(study)
             answers: list[WorkDone] = []
             for row in sorted(self._rows[study], key=lambda one: (one.job, one.cell, one.probe)):
                 newest = self._newest(row.job)
-                runs = [run for run in self._records.runs(newest.id) if not run.key]
+                runs = [run for run in self._records.runs(newest.id) if found and not run.key]
                 run = runs[-1] if runs else None
                 tries = [one for job in self._chain(newest.origin) for one in self._queue.attempts(job.id)]
                 answers.append(

@@ -151,19 +151,22 @@ class Studies:
                 self._queue.cancel(job.id)
         return self.study(study)
 
-    def works(self, study: int, *, curve: str | None = None) -> list[WorkDone]:
-        """Each piece of the study's work with its job, its run, that curve of it and all measurements. Raises StudyNotFound."""
+    def works(self, study: int, *, found: bool = True, curve: str | None = None) -> list[WorkDone]:
+        """Each piece of the study's work with its job and, with `found`, its run, that curve of it and all measurements.
+
+        Raises StudyNotFound.
+        """
         self.study(study)
         with self._database.reading() as connection:
-            found = self._jobs(connection, study)
-            origins = sorted({job.origin for _, job in found})
+            done = self._jobs(connection, study)
+            origins = sorted({job.origin for _, job in done})
             seconds = self._seconds(connection, origins)
-            run_of = self._runs(connection, origins)
+            run_of = self._runs(connection, origins) if found else {}
             numbers = sorted(run.id for run in run_of.values())
             rows = self._measurements(connection, numbers)
-            points = self._curves(connection, numbers, curve) if curve is not None else {}
+            points = {} if curve is None else self._curves(connection, numbers, curve)
         answers: list[WorkDone] = []
-        for row, job in found:
+        for row, job in done:
             run = run_of.get(job.origin)
             number = 0 if run is None else run.id
             answers.append(
@@ -184,9 +187,9 @@ class Studies:
         query = sa.select(studies).where(wanted).order_by(studies.c.id.desc()).limit(limit)
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-            counts = {row.id: Counter(job.state.value for _, job in self._jobs(connection, row.id)) for row in rows}
+            counts = {row.id: self._counts(connection, row.id) for row in rows}
         columns = [column.name for column in studies.c if column.name != "digest"]
-        return [Study(**{name: getattr(row, name) for name in columns}, jobs=dict(counts[row.id])) for row in rows]
+        return [Study(**{name: getattr(row, name) for name in columns}, jobs=counts[row.id]) for row in rows]
 
     def _jobs(self, connection: sa.Connection, study: int) -> list[tuple[Any, Job]]:
         """Rows of the study's work with the newest job of each chain, in the order of the jobs."""
@@ -201,6 +204,16 @@ class Studies:
         rows = connection.execute(query).all()
         newest = self._newest(connection, {row.root for row in rows})
         return [(row, newest[row.root]) for row in rows]
+
+    def _counts(self, connection: sa.Connection, study: int) -> dict[str, int]:
+        """State to number of jobs, without reading whole rows: somebody may ask every second."""
+        named = jobs.alias("named")
+        its = sa.select(sa.func.coalesce(named.c.origin, named.c.id)).join(study_works, study_works.c.job == named.c.id)
+        states: dict[int, str] = {}
+        for some in chunks(set(connection.scalars(its.where(study_works.c.study == study)))):
+            members = sa.select(ROOT.label("root"), jobs.c.state).where(sa.or_(jobs.c.id.in_(some), jobs.c.origin.in_(some)))
+            states |= {row.root: row.state for row in connection.execute(members.order_by(jobs.c.id))}
+        return dict(Counter(states.values()))
 
     def _newest(self, connection: sa.Connection, roots: Iterable[int]) -> dict[int, Job]:
         found: dict[int, Job] = {}

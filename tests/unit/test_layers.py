@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[str, int], ...] = (
     ("services.registry", 2),
     ("services.tracking", 2),
     ("services.settings", 2),
+    ("services.studies", 2),
     ("services.provenance", 2),
     ("services.problems", 2),
     ("services", 4),
@@ -31,6 +32,7 @@ FORBIDDEN: tuple[tuple[str, frozenset[str]], ...] = (
     ("services.tracking", frozenset({"ray", "fastapi", "torch"})),
     ("services.settings", frozenset({"ray", "fastapi", "torch"})),
     ("services.provenance", frozenset({"ray", "fastapi", "torch"})),
+    ("services.studies", frozenset({"ray", "fastapi", "torch"})),
     ("services.problems", frozenset({"ray", "fastapi", "torch"})),
 )
 

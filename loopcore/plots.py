@@ -1,7 +1,6 @@
 """Figures of what the instruments measured, by matplotlib's object interface: no display, no global state.
 
-Every function returns a `Figure`; `save` writes it. Colours are the palette of Okabe and Ito, which colour-blind readers
-can tell apart; what a colour says, a marker, a line style or a label says too.
+Every function returns a `Figure`; `save` writes it. Palette and axes are those of `loopcore.figures`.
 """
 
 from __future__ import annotations
@@ -10,18 +9,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from loopcore.figures import COLOURS, LINES, colour, new_axes, note, save, whole_numbers
 from loopcore.instruments.frontier import FrontierResult
 
 __all__ = ["TransferPoint", "accuracy_figure", "frontier_figure", "save", "transfer_figure"]
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
@@ -36,20 +32,12 @@ class TransferPoint:
     seed: int = 0
 
 
-def save(figure: Figure, path: Path | str, *, dpi: int = 150) -> Path:
-    """Writes the figure in the format of the path's suffix."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
-    return path
-
-
 def frontier_figure(result: FrontierResult, *, trained_loops: int | None = None, title: str = "") -> Figure:
     """Accuracy over loops x positions, the frontier at v_hat's level on it, and the line whose slope is v.
 
     The line covers the loops it was fitted on. Without a measurable speed the reason stands in its place.
     """
-    figure, axes = _axes(title, "loop", "position", width=6.4)
+    figure, axes = new_axes(title, "loop", "position", width=6.4)
     extent = (0.5, result.loops + 0.5, 0.5, result.length + 0.5)
     columns = [[row[i] for row in result.accuracy_TN] for i in range(result.length)]
     image = axes.imshow(columns, origin="lower", aspect="auto", extent=extent, vmin=0.0, vmax=1.0, cmap="Greys")
@@ -59,7 +47,7 @@ def frontier_figure(result: FrontierResult, *, trained_loops: int | None = None,
     axes.step(loops, [r + 0.5 for r in reached], where="mid", color=COLOURS[0], lw=2, label=f"frontier, q = {result.level:g}")
     speed = result.speeds.get(result.level)
     if speed is None:
-        _note(axes, "no speed: " + result.undecided[result.level])
+        note(axes, "no speed: " + result.undecided[result.level])
     else:
         fitted = range(1, speed.points + 1)
         middle, height = sum(fitted) / speed.points, sum(reached[: speed.points]) / speed.points
@@ -69,7 +57,7 @@ def frontier_figure(result: FrontierResult, *, trained_loops: int | None = None,
         axes.axvline(trained_loops, color=COLOURS[2], ls=":", lw=1.5, label=f"trained loops, T = {trained_loops}")
     axes.set_xlim(0.5, result.loops + 0.5)
     axes.set_ylim(0.5, result.length + 0.5 + 0.02 * result.length)
-    _whole_numbers(axes, result.loops, result.length)
+    whole_numbers(axes, result.loops, result.length)
     axes.legend(loc="lower right", fontsize="small", framealpha=0.9)
     return figure
 
@@ -81,12 +69,12 @@ def accuracy_figure(
 
     T_train and T* are drawn where given; each curve's best loop is marked.
     """
-    figure, axes = _axes(title, "loops", "accuracy")
+    figure, axes = new_axes(title, "loops", "accuracy")
     for number, (name, curve) in enumerate(curves.items()):
         loops = range(1, len(curve) + 1)
-        axes.plot(loops, curve, color=_colour(number), ls=LINES[number % len(LINES)], lw=2, marker=".", label=name)
+        axes.plot(loops, curve, color=colour(number), ls=LINES[number % len(LINES)], lw=2, marker=".", label=name)
         best = max(range(len(curve)), key=curve.__getitem__)
-        axes.plot([best + 1], [curve[best]], color=_colour(number), marker="*", ms=12, ls="none")
+        axes.plot([best + 1], [curve[best]], color=colour(number), marker="*", ms=12, ls="none")
     if trained_loops is not None:
         axes.axvline(trained_loops, color=COLOURS[2], ls=":", lw=1.5, label=f"T_train = {trained_loops}")
     if planned_loops is not None:
@@ -128,20 +116,20 @@ def transfer_figure(points: Iterable[TransferPoint], *, title: str = "") -> Figu
 
 
 def _transfer_curve(axes: Axes, by_rate: dict[float, list[float | None]], number: int, label: str, height: float) -> None:
-    colour = _colour(number)
+    hue = colour(number)
     grid = sorted(by_rate)
     kept = {rate: [loss for loss in by_rate[rate] if loss is not None] for rate in grid}
     rates = [rate for rate in grid if kept[rate]]
     means = [sum(kept[rate]) / len(kept[rate]) for rate in rates]
-    axes.plot(rates, means, color=colour, ls=LINES[number % len(LINES)], marker="o", ms=4, label=label)
+    axes.plot(rates, means, color=hue, ls=LINES[number % len(LINES)], marker="o", ms=4, label=label)
     if any(len(kept[rate]) > 1 for rate in rates):
         axes.fill_between(
-            rates, [min(kept[rate]) for rate in rates], [max(kept[rate]) for rate in rates], color=colour, alpha=0.15, lw=0
+            rates, [min(kept[rate]) for rate in rates], [max(kept[rate]) for rate in rates], color=hue, alpha=0.15, lw=0
         )
     if rates:
         best = min(range(len(rates)), key=means.__getitem__)
-        face = "none" if rates[best] in (grid[0], grid[-1]) else colour
-        axes.plot([rates[best]], [means[best]], marker="*", ms=15, mec=colour, mfc=face, ls="none", zorder=3)
+        face = "none" if rates[best] in (grid[0], grid[-1]) else hue
+        axes.plot([rates[best]], [means[best]], marker="*", ms=15, mec=hue, mfc=face, ls="none", zorder=3)
     diverged = [rate for rate in grid if None in by_rate[rate]]
     if diverged:
         # x in learning rates, y as a share of the panel's height: a divergence has no loss to stand at.
@@ -152,35 +140,12 @@ def _transfer_curve(axes: Axes, by_rate: dict[float, list[float | None]], number
             marker="x",
             ms=8,
             mew=2,
-            color=colour,
+            color=hue,
             ls="none",
             transform=at,
             label=f"{label}, diverged",
         )
 
 
-def _axes(title: str, x: str, y: str, width: float = 6.0) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    return figure, axes
-
-
-def _whole_numbers(axes: Axes, loops: int, length: int) -> None:
-    axes.set_xticks(range(1, loops + 1, max(1, loops // 12)))
-    axes.set_yticks(range(1, length + 1, max(1, length // 12)))
-
-
 def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-
-
-def _note(axes: Axes, text: str) -> None:
-    axes.text(0.02, 0.98, text, transform=axes.transAxes, va="top", fontsize="small", color=COLOURS[1], wrap=True)
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]

@@ -27,6 +27,8 @@ FLOORS: tuple[tuple[str, int], ...] = (
 FORBIDDEN: tuple[tuple[str, frozenset[str]], ...] = (
     ("loopcore.specs", frozenset({"torch", "ray", "mlflow", "sqlalchemy", "fastapi"})),
     ("loopcore.studies", frozenset({"torch", "ray", "mlflow", "sqlalchemy", "fastapi"})),
+    ("loopcore.figures", frozenset({"torch", "ray", "mlflow", "sqlalchemy", "fastapi"})),
+    ("loopcore.reports", frozenset({"torch", "ray", "mlflow", "sqlalchemy", "fastapi"})),
     ("loopcore", frozenset({"ray", "mlflow", "sqlalchemy", "fastapi"})),
     ("services.registry", frozenset({"ray", "fastapi", "torch"})),
     ("services.tracking", frozenset({"ray", "fastapi", "torch"})),
@@ -116,7 +118,7 @@ def test_a_floor_keeps_to_its_packages(part: str, packages: frozenset[str]) -> N
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("part", ["loopcore.specs", "loopcore.studies"])
+@pytest.mark.parametrize("part", ["loopcore.specs", "loopcore.studies", "loopcore.reports"])
 def test_data_and_arithmetic_reach_no_torch_through_others(part: str) -> None:
     """Follows what is imported at import time: a spec that imports a module that imports torch would be slow all the same."""
     known = modules()

@@ -15,7 +15,7 @@ from services.registry.engine import Database, clean_text
 from services.registry.errors import LeaseLost
 from services.registry.graph import free, has_dependants, settle
 from services.registry.rows import Beat, Fence, Job
-from services.registry.statements import BusyStatements, held, running
+from services.registry.statements import BusyStatements, end_runs, held, running
 from services.registry.states import (
     ENDED,
     AttemptOutcome,
@@ -273,13 +273,18 @@ class Leases:
         alive: bool = True,
         **said: Any,
     ) -> Job:
-        """Moves a running job to `target`, closes its attempt and tells those that need it; `said` as in BusyStatements.leave."""
+        """Moves a running job to `target`, closes its attempt and what it left open, and tells those that need it.
+
+        `said` as in BusyStatements.leave.
+        """
         check_transition(f"end attempt {fence.attempt} of job {fence.job}", JobState.RUNNING, target)
         ends = target in ENDED
         values = {**_SAYS_NOTHING, "to_state": target.value, "outcome": outcome.value, "ends": ends, **said}
         row = self._busy.leave(connection, fence, values, alive=alive)
         if row is None:
             raise lease_lost(connection, fence)
+        if ends:
+            end_runs(connection, fence.job, target, row.finished_at)
         if ends and has_dependants(connection, fence.job):
             self._database.want_graph(connection)
             if target is JobState.SUCCEEDED:

@@ -60,6 +60,7 @@ class MemoryQueue:
         self._last_job = 0
         self._last_log = 0
         self.pruned: list[Callable[[set[int]], None]] = []  # told which chains are gone
+        self.ended: list[Callable[[Job], None]] = []  # told which job has ended
 
     # What people ask for
 
@@ -408,8 +409,11 @@ class MemoryQueue:
         before = self._jobs[job]
         if "state" in values and values["state"] is not before.state:
             check_transition(f"change job {job}", before.state, values["state"])
-        self._jobs[job] = replace(before, **values)
-        return self._jobs[job]
+        self._jobs[job] = after = replace(before, **values)
+        if after.ended and not before.ended:
+            for tell in self.ended:
+                tell(after)
+        return after
 
     def _leave(
         self, fence: Fence, target: JobState, outcome: AttemptOutcome, *, attempt_error: str | None = None, **values: Any

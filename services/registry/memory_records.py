@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from services.registry.engine import finite, kept_json
 from services.registry.errors import RunNotFound
 from services.registry.records import COMPLETE, position_of
-from services.registry.rows import CheckpointRow, CurvePoint, Fence, Measurement, Run
-from services.registry.states import RunState
+from services.registry.rows import CheckpointRow, CurvePoint, Fence, Job, Measurement, Run
+from services.registry.states import LEFT_OPEN, RunState
 
 if TYPE_CHECKING:
     from services.registry.memory import MemoryQueue
@@ -32,6 +32,7 @@ class MemoryRecords:
         self._measurements: dict[int, dict[tuple[str, str], Measurement]] = {}
         self._last_run = 0
         queue.pruned.append(self._forget)
+        queue.ended.append(self._end)
 
     def open_run(
         self, fence: Fence, *, key: str = "", kind: str, spec: dict[str, Any], provenance: dict[str, Any] | None = None
@@ -165,6 +166,11 @@ class MemoryRecords:
         with self._lock:
             self._runs[run_id] = replace(self._own(fence, run_id), **values)
             return self.run(run_id)
+
+    def _end(self, job: Job) -> None:
+        for run in self._runs.values():
+            if run.job == job.id and run.state is RunState.RUNNING:
+                self._runs[run.id] = replace(run, state=LEFT_OPEN[job.state], finished_at=job.finished_at)
 
     def _forget(self, origins: set[int]) -> None:
         for run in [run for run in self._runs.values() if run.origin in origins]:

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 from services.registry.engine import Database
 from services.registry.rows import Fence
-from services.registry.states import JobState
-from services.registry.tables import Json, Time, attempts, jobs
+from services.registry.states import LEFT_OPEN, JobState, RunState
+from services.registry.tables import Json, Time, attempts, jobs, runs
 
-__all__ = ["BusyStatements", "claimable", "held", "running"]
+__all__ = ["BusyStatements", "claimable", "end_runs", "held", "running"]
 
 # As literals, not parameters: a partial index serves only a statement that shows its condition.
 _QUEUED = sa.literal(JobState.QUEUED.value, literal_execute=True)
@@ -42,6 +42,21 @@ def held(fence: Fence, now: sa.ColumnElement[float] | None) -> sa.ColumnElement[
 def _held(job: Number, attempt: Number, now: sa.ColumnElement[float] | None) -> sa.ColumnElement[bool]:
     mine = [jobs.c.id == job, jobs.c.attempt == attempt, jobs.c.state == _RUNNING]
     return sa.and_(*mine) if now is None else sa.and_(*mine, jobs.c.lease_until > now)
+
+
+_END_RUNS = (
+    sa.update(runs)
+    .where(runs.c.job == sa.bindparam("ended_job", type_=sa.BigInteger()), runs.c.state == RunState.RUNNING.value)
+    .values(state=sa.bindparam("end_state", type_=sa.Text()), finished_at=sa.bindparam("ended_at", type_=Time))
+)
+
+
+def end_runs(connection: sa.Connection, job: int, state: JobState, at: float) -> None:
+    """Closes the runs of a job that ended in `state` and that nobody has closed.
+
+    A statement of its own, after the one that moved the job: only that sees a run whose opening the job's row had to wait for.
+    """
+    connection.execute(_END_RUNS, {"ended_job": job, "end_state": LEFT_OPEN[state].value, "ended_at": at})
 
 
 class BusyStatements:

@@ -10,6 +10,7 @@ __all__ = [
     "BACKOFF_FIRST_S",
     "BACKOFF_MOST_S",
     "ENDED",
+    "LEFT_OPEN",
     "STARTS",
     "TRANSITIONS",
     "WITHOUT_SUCCESS",
@@ -61,7 +62,7 @@ class RunState(StrEnum):
     """What a training run (or another record of work inside a job) came to."""
 
     RUNNING = "running"
-    """Being worked on, or waiting for the job's next attempt."""
+    """Being worked on, or waiting for the job's next attempt. No job that has ended has one."""
     FINISHED = "finished"
     """Did all that its spec asked for; whether it solved its task stands in its figures."""
     DIVERGED = "diverged"
@@ -89,6 +90,13 @@ TRANSITIONS: dict[tuple[JobState, JobState], str] = {
 }
 
 ENDED: frozenset[JobState] = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+# What becomes of a run that is still open when its job ends: its process could not say so, or did not.
+LEFT_OPEN: dict[JobState, RunState] = {
+    JobState.SUCCEEDED: RunState.FINISHED,
+    JobState.FAILED: RunState.FAILED,
+    JobState.CANCELLED: RunState.CANCELLED,
+}
 
 # What a job must not be for those that need it to have a chance.
 WITHOUT_SUCCESS: frozenset[JobState] = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED})

@@ -19,6 +19,7 @@ from services.registry.graph import (
     settle,
 )
 from services.registry.rows import Job, Submission, Submitted
+from services.registry.statements import end_runs
 from services.registry.states import ENDED, JobState, check_transition
 from services.registry.tables import job_needs, jobs
 
@@ -156,8 +157,10 @@ class Submissions:
                 values |= {"state": JobState.CANCELLED.value, "finished_at": now, "reason": "cancelled before it began"}
             changed = sa.update(jobs).where(jobs.c.id == job, jobs.c.state == found.state.value).values(values).returning(jobs)
             answer = job_from(connection.execute(changed).one())
-            if answer.state is JobState.CANCELLED and has_dependants(connection, job):
-                settle(connection, [job])
+            if answer.state is JobState.CANCELLED:
+                end_runs(connection, job, answer.state, answer.finished_at or 0.0)
+                if has_dependants(connection, job):
+                    settle(connection, [job])
             return answer
 
         return self._database.write(work, graph=True)

@@ -758,6 +758,74 @@ def test_attempts_and_retries_share_a_run(registry: AnyRegistry, clock: Clock) -
     assert [row.id for row in registry.records.runs()] == [other.id, run.id]
 
 
+# Every way in which a job that has begun can end, and what then becomes of a run that its process left open.
+LAST_WORDS: dict[str, tuple[Callable[[AnyRegistry, Clock, Job], object], JobState, RunState]] = {
+    "succeeded": (lambda registry, clock, job: registry.queue.succeed(job.fence), JobState.SUCCEEDED, RunState.FINISHED),
+    "failed": (lambda registry, clock, job: registry.queue.fail(job.fence, "boom"), JobState.FAILED, RunState.FAILED),
+    "past its time limit": (
+        lambda registry, clock, job: registry.queue.fail(job.fence, "too slow", retry=False),
+        JobState.FAILED,
+        RunState.FAILED,
+    ),
+    "lost too often": (lambda registry, clock, job: registry.queue.lose(job.fence, "gone"), JobState.FAILED, RunState.FAILED),
+    "silent": (
+        lambda registry, clock, job: (clock.pass_s(91), registry.queue.rescue()),
+        JobState.FAILED,
+        RunState.FAILED,
+    ),
+    "cancelled": (lambda registry, clock, job: registry.queue.cancelled(job.fence), JobState.CANCELLED, RunState.CANCELLED),
+    "lost when it was to stop": (
+        lambda registry, clock, job: (registry.queue.cancel(job.id), registry.queue.lose(job.fence, "gone")),
+        JobState.CANCELLED,
+        RunState.CANCELLED,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", LAST_WORDS)
+def test_a_job_that_ends_leaves_no_run_open(registry: AnyRegistry, clock: Clock, way: str) -> None:
+    submit(registry, loss_budget=0)
+    submit(registry)
+    job, other = claim(registry), claim(registry, lease_s=900.0)
+    left = registry.records.open_run(job.fence, kind="tune", spec={})
+    failed, finished, diverged = (
+        registry.records.open_run(job.fence, key=key, kind="trial", spec={}) for key in ("failed", "finished", "diverged")
+    )
+    for run in (failed, finished, diverged):
+        registry.records.finish_run(job.fence, run.id, run.key, {"why": run.key})
+    stranger = registry.records.open_run(other.fence, kind="train", spec={})
+    clock.pass_s(5)
+    act, state, becomes = LAST_WORDS[way]
+    act(registry, clock, job)
+    ended = registry.queue.job(job.id)
+    assert ended.state is state
+    run = registry.records.run(left.id)
+    assert (run.state, run.finished_at, run.figures) == (becomes, ended.finished_at, None)
+    for before in (failed, finished, diverged):  # what was said stands
+        after = registry.records.run(before.id)
+        assert (after.state, after.figures, after.finished_at) == (before.key, {"why": before.key}, before.started_at)
+    assert registry.records.run(stranger.id) == stranger
+
+
+def test_a_job_that_is_tried_again_keeps_its_run_open_until_it_is_cancelled(registry: AnyRegistry, clock: Clock) -> None:
+    submit(registry, error_budget=1)
+    job = claim(registry)
+    run = registry.records.open_run(job.fence, kind="train", spec={})
+    registry.queue.lose(job.fence, "gone")
+    assert registry.records.run(run.id) == run
+    job = claim(registry)
+    registry.queue.fail(job.fence, "boom")
+    assert registry.records.run(run.id) == run
+    clock.pass_s(2)
+    registry.queue.cancel(job.id)  # it waits for its next attempt: no process is there to say anything
+    ended = registry.records.run(run.id)
+    assert (ended.state, ended.finished_at) == (RunState.CANCELLED, clock.at)
+    again = registry.queue.retry(job.id)
+    assert registry.records.run(run.id) == ended
+    reopened = registry.records.open_run(claim(registry).fence, kind="train", spec={})
+    assert (reopened.id, reopened.job, reopened.state, reopened.finished_at) == (run.id, again.id, RunState.RUNNING, None)
+
+
 def test_a_run_of_another_job_is_out_of_reach(registry: AnyRegistry) -> None:
     submit(registry)
     submit(registry)

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from services.registry import Fence, JobState, LeaseLost, Registry, migrate
+from services.registry import Fence, JobState, LeaseLost, Registry, Run, RunState, migrate
 from services.registry.engine import Database
 from services.registry.tables import jobs
 from tests.integration.registries import ROOM, submission
@@ -134,6 +134,41 @@ def test_a_rescue_waits_for_a_write_under_way_and_the_other_way_round(registry_u
         assert [chunk.text for chunk in registry.queue.logs(job.id)] == ["under way"]
         with pytest.raises(LeaseLost):
             registry.queue.log(job.fence, "late")
+
+
+@pytest.mark.postgres
+def test_a_run_that_is_being_opened_when_its_job_ends_is_closed_with_it(fresh_postgres: str) -> None:
+    """The end waits for the opening, which its own statement's view of the database does not have yet."""
+    migrate(fresh_postgres)
+    with Registry.open(fresh_postgres) as registry, psycopg.connect(fresh_postgres, autocommit=True) as watcher:
+        registry.queue.submit(submission(loss_budget=0))
+        job = registry.queue.claim("d", **ROOM)
+        assert job is not None
+        opened, go_on = threading.Event(), threading.Event()
+        read = registry.records._run
+
+        def slow_read(connection: sa.Connection, run: int) -> Run:
+            opened.set()  # the last thing that open_run does is to read what it wrote
+            assert go_on.wait(20)
+            return read(connection, run)
+
+        registry.records._run = slow_read  # type: ignore[method-assign]
+        opener = threading.Thread(target=lambda: registry.records.open_run(job.fence, kind="train", spec={}))
+        opener.start()
+        assert opened.wait(10)
+        loser = threading.Thread(target=registry.queue.lose, args=(job.fence, "gone"))
+        loser.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        while watcher.execute(waits).fetchone() != (1,):
+            assert loser.is_alive()
+            time.sleep(0.02)
+        go_on.set()
+        opener.join(10)
+        loser.join(10)
+        registry.records._run = read  # type: ignore[method-assign]
+        ended = registry.queue.job(job.id)
+        assert ended.state is JobState.FAILED
+        assert [(run.state, run.finished_at) for run in registry.records.runs()] == [(RunState.FAILED, ended.finished_at)]
 
 
 @pytest.mark.postgres

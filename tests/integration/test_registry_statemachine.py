@@ -12,7 +12,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from services.registry import CurvePoint, Fence, Job, JobState, Measurement, MemoryRegistry, Registry, RegistryError, migrate
+from services.registry import (
+    CurvePoint,
+    Fence,
+    Job,
+    JobState,
+    Measurement,
+    MemoryRegistry,
+    Registry,
+    RegistryError,
+    RunState,
+    migrate,
+)
 from services.registry.states import TRANSITIONS
 from tests.integration.registries import AnyRegistry, Clock, empty, submission
 
@@ -159,6 +170,12 @@ class History(RuleBasedStateMachine):
                 self.shown[job.id] = job
                 self.both(lambda registry, number=job.id: registry.queue.attempts(number))
                 self.both(lambda registry, number=job.id: registry.queue.needs(number))
+                if job.ended:
+                    self.no_run_outlives(job)
+
+    def no_run_outlives(self, job: Job) -> None:
+        runs = self.both(lambda registry: registry.records.runs(job.id))[1]
+        assert [run for run in runs if run.job == job.id and run.state is RunState.RUNNING] == []
 
     def teardown(self) -> None:
         for look in LAST_LOOKS:

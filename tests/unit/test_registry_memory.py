@@ -20,8 +20,8 @@ def methods(kind: type) -> dict[str, str]:
 
 @pytest.mark.parametrize(("real", "model"), [(Queue, MemoryQueue), (Records, MemoryRecords)], ids=["queue", "records"])
 def test_the_same_methods_with_the_same_arguments(real: type, model: type) -> None:
-    # `hold` and `held` are how records ask the queue inside each of the two.
-    wanted = {name: signature for name, signature in methods(real).items() if name != "hold"}
+    # What takes a connection is a part of the real one's transactions; `held` is how records ask the queue in the other.
+    wanted = {name: signature for name, signature in methods(real).items() if "connection" not in signature}
     assert {name: signature for name, signature in methods(model).items() if name != "held"} == wanted
 
 

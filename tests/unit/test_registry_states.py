@@ -10,6 +10,7 @@ import services.registry
 from services.registry import AttemptOutcome, IllegalTransition, JobState, RunState, errors
 from services.registry.states import (
     ENDED,
+    LEFT_OPEN,
     STARTS,
     TRANSITIONS,
     after_error,
@@ -52,6 +53,10 @@ def test_nothing_leaves_an_ended_state_and_every_other_can_end() -> None:
     assert reached == set(JobState)
     assert sources(JobState.SUCCEEDED) == (R,)
     assert sources(JobState.CANCELLED) == (Q, B, R)
+
+
+def test_what_becomes_of_a_run_that_is_open_when_its_job_ends() -> None:
+    assert {S: RunState("finished"), F: RunState("failed"), C: RunState("cancelled")} == LEFT_OPEN
 
 
 @pytest.mark.parametrize("states", [JobState, RunState, AttemptOutcome])

@@ -6,8 +6,7 @@ States are h, embedded inputs e. Loops are counted t = 0 .. T-1; a trace has the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, overload
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +14,18 @@ from torch.nn import functional as F
 
 from loopcore.block import Block, Matrix, Sight, rotation
 from loopcore.errors import InputError, LengthError
+from loopcore.looped import LoopedModule, Trace
+from loopcore.recall import RecallNet
 from loopcore.scaling import Multipliers, multipliers
 from loopcore.specs.model import ModelSpec
 from loopcore.specs.train import TrainSpec
-
-if TYPE_CHECKING:
-    from loopcore.recall import RecallNet
 
 __all__ = ["LoopedTransformer", "Trace", "build_model"]
 
 INJECTED = 0.1  # initial weight of the input in Linear([h; e]) (public reproduction of arXiv 2607.20594)
 
 
-class Trace(NamedTuple):
-    """A forward pass with the states it went through."""
-
-    logits_BNV: Tensor
-    states: list[Tensor]
-    """h_BPD before the first loop and after each: T + 1 of them."""
-
-
-class LoopedTransformer(nn.Module):
+class LoopedTransformer(LoopedModule):
     """The model of `spec`: embed the tokens once, visit the blocks T times, read out.
 
     `vocabulary` tokens in, `classes` out. A tied model has one set of L blocks whatever T is; an untied one has L blocks
@@ -58,7 +48,7 @@ class LoopedTransformer(nn.Module):
         if spec.tied != (untied_loops is None):
             raise InputError("an untied model needs its number of loops (untied_loops), and a tied one takes none")
         self.spec, self.scale, self.vocabulary, self.classes = spec, multipliers, vocabulary, classes
-        self.untied_loops = untied_loops
+        self.untied_loops, self.always_shown, self.injects = untied_loops, int(spec.bos), spec.injection != "none"
         D, copies = spec.width, untied_loops or 1
         self.embedding_VD = nn.Parameter(torch.empty(vocabulary + spec.bos, D))  # BOS, where there is one, is the last row
         if spec.positions == "learned":
@@ -88,7 +78,6 @@ class LoopedTransformer(nn.Module):
 
     @property
     def position_free_of_loop(self) -> bool:
-        """Whether `loop` is the same map at every t, so that rows at different loops can share one call."""
         return self.spec.tied and self.spec.positions != "scan_offset"
 
     def admit(self, loops: int) -> None:
@@ -169,58 +158,6 @@ class LoopedTransformer(nn.Module):
             h_BND = F.layer_norm(h_BND, h_BND.shape[-1:])
         return self.scale.readout * self.readout_matrix(h_BND)
 
-    def iterate(self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None) -> Iterator[Tensor]:
-        """Yields the state h_BPD before the first loop and after each of `loops` loops: T + 1 states, one in memory at a time.
-
-        `reveal_per_loop` = r imposes an input schedule: loop t = 0, 1, ... sees the first floor(r (t + 1)) inputs, and zeros in
-        place of the others' embeddings; BOS is always there. At r = 1 input i (from 1) counts from loop i (from 1) on.
-        Raises InputError for loops < 1, LengthError for more loops than an untied model has or an input that does not fit.
-        """
-        self.admit(loops)
-        if reveal_per_loop is not None and (self.spec.injection == "none" or not reveal_per_loop > 0):
-            raise InputError(
-                "an input schedule needs a positive number of inputs a loop and an injection, since inputs after the first loop "
-                f"enter by it; got {reveal_per_loop:g} and injection {self.spec.injection!r}"
-            )
-        return self._states(self.embed(tokens_BN), loops, reveal_per_loop)
-
-    def _states(self, e_BPD: Tensor, loops: int, reveal_per_loop: float | None) -> Iterator[Tensor]:
-        h_BPD = self.start(self.revealed(e_BPD, 0, reveal_per_loop))
-        yield h_BPD
-        for t in range(loops):
-            h_BPD = self.loop(h_BPD, self.revealed(e_BPD, t, reveal_per_loop), t)
-            yield h_BPD
-
-    def revealed(self, e_BPD: Tensor, t: int, reveal_per_loop: float | None) -> Tensor:
-        """The embedded input as loop t sees it: zeros in place of the inputs that the schedule has not shown yet."""
-        if reveal_per_loop is None:
-            return e_BPD
-        # An error of rounding in r (t + 1) must not hide an input for a loop.
-        visible = int(reveal_per_loop * (t + 1) + 1e-9) + self.spec.bos
-        shown_P = torch.arange(e_BPD.shape[1], device=e_BPD.device) < visible
-        return torch.where(shown_P[:, None], e_BPD, 0.0)
-
-    @overload
-    def forward(self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None) -> Tensor: ...
-
-    @overload
-    def forward(self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None, trace: Literal[True]) -> Trace: ...
-
-    def forward(
-        self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None, trace: bool = False
-    ) -> Tensor | Trace:
-        """Logits [B, N, V] after `loops` loops, or with `trace` those and every loop's state, from the same pass.
-
-        Arguments and errors as in `iterate`.
-        """
-        states, h_BPD = [], None
-        for h_BPD in self.iterate(tokens_BN, loops, reveal_per_loop=reveal_per_loop):
-            if trace:
-                states.append(h_BPD)
-        assert h_BPD is not None
-        logits_BNV = self.readout(h_BPD)
-        return Trace(logits_BNV, states) if trace else logits_BNV
-
 
 class Sized(Protocol):
     """What a model has to know of a task."""
@@ -236,8 +173,6 @@ def build_model(spec: TrainSpec, task: Sized) -> LoopedTransformer | RecallNet:
     """The model of a training run on the CPU, with the weights it starts from: a function of `spec` and the task's sizes (of a
     recall convnet, its palette and dimensions too)."""
     if spec.model.architecture == "recall_conv":
-        from loopcore.recall import RecallNet  # which has this module's Trace
-
         return RecallNet.for_task(task, width=spec.model.width, seed=spec.seed)
     return LoopedTransformer(
         spec.model,

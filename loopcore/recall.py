@@ -3,7 +3,8 @@
 The net projects the raw input to its width; every loop concatenates the raw input to the state again, brings both back to the
 width by a convolution, and passes two residual blocks of two convolutions; three convolutions read out. All convolutions are
 three wide (in two dimensions three by three) with zeros beyond the edge and without bias, so an input of any size will do and
-a loop reaches five positions further. It has the surface of `LoopedTransformer`, and so its contracts, instruments and halting.
+a loop reaches five positions further. Like `LoopedTransformer` it is a `LoopedModule`, with the same contracts, instruments and
+halting.
 
 Shapes in names: B batch, N positions (S^2 in two dimensions, row by row), C channels of the raw input, D width, V classes,
 T loops. States are h_BND, raw inputs x_BNC; there is no BOS.
@@ -12,21 +13,20 @@ T loops. States are h_BND, raw inputs x_BNC; there is no BOS.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopcore.errors import InputError, LengthError
-from loopcore.instruments.drawn import Steppable
-from loopcore.model import Trace
+from loopcore.looped import LoopedModule, Steppable
 
 __all__ = ["RecallNet", "Scores", "progressive_draw", "progressive_loss", "scores_by_loop"]
 
 
-class RecallNet(nn.Module):
+class RecallNet(LoopedModule):
     """The recall convnet in one dimension (strings) or two (squares such as mazes and boards).
 
     `palette` is the raw input by token, a row of channels each, as the task has it (`PrefixSums.palette`, `Mazes.palette`): it is
@@ -34,10 +34,6 @@ class RecallNet(nn.Module):
     the head narrows to D/2 in one dimension and to 32 and 8 in two, and only in one dimension a ReLU follows the recalling
     convolution. Weights depend on `seed` alone.
     """
-
-    untied_loops = None
-    position_free_of_loop = True
-    """`loop` is the same map at every t, so that rows at different loops can share one call."""
 
     def __init__(
         self, *, width: int, palette: Sequence[Sequence[float]], classes: int, dimensions: Literal[1, 2] = 1, seed: int = 0
@@ -123,49 +119,6 @@ class RecallNet(nn.Module):
     def flat(self, x: Tensor) -> Tensor:
         """The inverse of `spread`."""
         return x.flatten(2).transpose(1, 2).contiguous()
-
-    def iterate(self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None) -> Iterator[Tensor]:
-        """Yields the state h_BND before the first loop and after each of `loops` loops, one in memory at a time.
-
-        `reveal_per_loop` as for `LoopedTransformer.iterate`: the raw input of what is not shown yet is zero. Raises InputError
-        for loops < 1 and a schedule that is not positive, LengthError as `embed`.
-        """
-        self.admit(loops)
-        if reveal_per_loop is not None and not reveal_per_loop > 0:
-            raise InputError(f"an input schedule needs a positive number of inputs a loop, got {reveal_per_loop:g}")
-        return self._states(self.embed(tokens_BN), loops, reveal_per_loop)
-
-    def _states(self, x_BNC: Tensor, loops: int, reveal_per_loop: float | None) -> Iterator[Tensor]:
-        h_BND = self.start(self.revealed(x_BNC, 0, reveal_per_loop))
-        yield h_BND
-        for t in range(loops):
-            h_BND = self.loop(h_BND, self.revealed(x_BNC, t, reveal_per_loop), t)
-            yield h_BND
-
-    def revealed(self, x_BNC: Tensor, t: int, reveal_per_loop: float | None) -> Tensor:
-        """The raw input as loop t sees it: zeros in place of the inputs that the schedule has not shown yet."""
-        if reveal_per_loop is None:
-            return x_BNC
-        visible = int(reveal_per_loop * (t + 1) + 1e-9)  # an error of rounding must not hide an input for a loop
-        return torch.where((torch.arange(x_BNC.shape[1], device=x_BNC.device) < visible)[:, None], x_BNC, 0.0)
-
-    @overload
-    def forward(self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None) -> Tensor: ...
-
-    @overload
-    def forward(self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None, trace: Literal[True]) -> Trace: ...
-
-    def forward(
-        self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None, trace: bool = False
-    ) -> Tensor | Trace:
-        """Logits [B, N, V] after `loops` loops, or with `trace` those and every loop's state. Errors as in `iterate`."""
-        states, h_BND = [], None
-        for h_BND in self.iterate(tokens_BN, loops, reveal_per_loop=reveal_per_loop):
-            if trace:
-                states.append(h_BND)
-        assert h_BND is not None
-        logits_BNV = self.readout(h_BND)
-        return Trace(logits_BNV, states) if trace else logits_BNV
 
 
 def progressive_draw(loops: int, stream: torch.Generator) -> tuple[int, int]:

@@ -20,10 +20,10 @@ from torch import Tensor
 from loopcore.errors import Undecided
 from loopcore.instruments.accuracy import Words, correct_by_loop
 from loopcore.instruments.damage import Damage, DamageKind, DamageMap, damage_maps
-from loopcore.instruments.drawn import Steppable
 from loopcore.instruments.fits import row
 from loopcore.instruments.speed import MIN_POINTS, Speed, fit_lines, interval, resampled
 from loopcore.instruments.tau import MIN_SOLVED, convergence_times, solved_words
+from loopcore.looped import Steppable
 
 __all__ = ["ConeResult", "fit_cone", "measure_cones"]
 

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from loopcore.errors import InputError, Undecided
 from loopcore.instruments.accuracy import Words, correct_by_loop
-from loopcore.instruments.drawn import Drawn, Steppable, drawn_words, with_loops
+from loopcore.instruments.drawn import Drawn, drawn_words, with_loops
 from loopcore.instruments.fits import row
 from loopcore.instruments.tau import convergence_times
+from loopcore.looped import Steppable
 from loopcore.tasks.task import generator
 
 __all__ = ["Damage", "DamageKind", "DamageMap", "damage_maps"]

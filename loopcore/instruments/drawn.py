@@ -1,30 +1,21 @@
-"""What instruments that reach into the loop ask of a model, and the words they are given.
+"""The words that instruments which reach into the loop are given, and whether a model has the loops they need.
 
-Shapes: B words, N positions, P = N + BOS, D width, V classes.
+Shapes: B words, N positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from loopcore.errors import InputError
 from loopcore.instruments.accuracy import Words
+from loopcore.looped import Steppable
 
-__all__ = ["Drawn", "Steppable", "drawn_words", "with_loops"]
-
-
-class Steppable(Protocol):
-    """A model whose loops can be taken one by one. `LoopedTransformer` is one; so is whatever has these five."""
-
-    def embed(self, tokens_BN: Tensor) -> Tensor: ...
-    def start(self, e_BPD: Tensor) -> Tensor: ...
-    def loop(self, h_BPD: Tensor, e_BPD: Tensor, t: int) -> Tensor: ...
-    def readout(self, h_BPD: Tensor) -> Tensor: ...
-    def iterate(self, tokens_BN: Tensor, loops: int, *, reveal_per_loop: float | None = None) -> Iterator[Tensor]: ...
+__all__ = ["Drawn", "drawn_words", "with_loops"]
 
 
 class Drawn(NamedTuple):

@@ -30,8 +30,9 @@ from torch.nn import functional as F
 
 from loopcore.errors import InputError, Undecided
 from loopcore.instruments.accuracy import Words
-from loopcore.instruments.drawn import Drawn, Steppable, drawn_words, with_loops
+from loopcore.instruments.drawn import Drawn, drawn_words, with_loops
 from loopcore.instruments.fits import mean_interval, row
+from loopcore.looped import Steppable
 from loopcore.tasks.task import generator
 
 __all__ = ["TAIL_METRICS", "TailResult", "jacobian_alignment", "measure_tail"]

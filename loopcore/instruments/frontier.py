@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from loopcore.errors import Undecided
+from loopcore.instruments.fits import row
 from loopcore.instruments.speed import MIN_POINTS, Speed, fit_lines, interval, resampled
 from loopcore.specs.probe import SPEED_LEVEL
 
@@ -96,10 +97,10 @@ class FrontierResult:
         rows: list[dict[str, Any]] = []
         for q, reached_T in self.frontiers.items():
             for t, reached in enumerate(reached_T, 1):
-                rows.append(_row("frontier", {"q": q, "loop": t}, float(reached)))
+                rows.append(row("frontier", {"q": q, "loop": t}, float(reached)))
         for q, speed in self.speeds.items():
-            rows.append(_row("speed", {"estimator": "frontier", "q": q}, speed.v, speed.low, speed.high))
-            rows.append(_row("speed_r2", {"estimator": "frontier", "q": q}, speed.r2))
+            rows.append(row("speed", {"estimator": "frontier", "q": q}, speed.v, speed.low, speed.high))
+            rows.append(row("speed_r2", {"estimator": "frontier", "q": q}, speed.r2))
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -167,9 +168,3 @@ def measure_frontier(
 def speed_level(levels: Sequence[float]) -> float:
     """The level that gives v_hat: the first of those nearest `SPEED_LEVEL`."""
     return min(levels, key=lambda q: round(abs(q - SPEED_LEVEL), 9))
-
-
-def _row(
-    instrument: str, axes: dict[str, Any], value: float, low: float | None = None, high: float | None = None
-) -> dict[str, Any]:
-    return {"instrument": instrument, "axes": axes, "value": value, "low": low, "high": high}

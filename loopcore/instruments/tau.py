@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from loopcore.errors import Undecided
+from loopcore.instruments.fits import row
 from loopcore.instruments.speed import MIN_POINTS, Speed, fit_lines, interval, resampled
 
 __all__ = ["MIN_SOLVED", "STATISTICS", "TauResult", "convergence_times", "measure_tau", "solved_words"]
@@ -103,13 +104,13 @@ class TauResult:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a figure, for the registry: instrument, axes, value, low, high. Undecided figures have no row."""
-        rows = [_row("solved_words", {"loops": self.loops}, self.solved / self.words)]
+        rows = [row("solved_words", {"loops": self.loops}, self.solved / self.words)]
         for statistic, tau_N in self.tau.items():
             for i, value in enumerate(tau_N):
-                rows.append(_row("tau", {"statistic": statistic, "position": i}, value))
+                rows.append(row("tau", {"statistic": statistic, "position": i}, value))
         for statistic, speed in self.speeds.items():
-            rows.append(_row("speed", {"estimator": f"tau_{statistic}"}, speed.v, speed.low, speed.high))
-            rows.append(_row("speed_r2", {"estimator": f"tau_{statistic}"}, speed.r2))
+            rows.append(row("speed", {"estimator": f"tau_{statistic}"}, speed.v, speed.low, speed.high))
+            rows.append(row("speed_r2", {"estimator": f"tau_{statistic}"}, speed.r2))
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -170,9 +171,3 @@ def measure_tau(correct_TBN: Tensor, *, bootstrap: int = 1000, confidence: float
                 del speeds[name]
     tau = {name: tuple(tau_by[name].tolist()) for name in STATISTICS}
     return TauResult(length, loops, words, int(solved_B.sum()), tau, speeds, undecided)
-
-
-def _row(
-    instrument: str, axes: dict[str, Any], value: float, low: float | None = None, high: float | None = None
-) -> dict[str, Any]:
-    return {"instrument": instrument, "axes": axes, "value": value, "low": low, "high": high}

@@ -7,6 +7,7 @@ generated here. Shapes: B strings, N positions, M strings of a set.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -36,7 +37,7 @@ def incremented(tokens_BN: Tensor) -> Tensor:
     return tokens_BN ^ carry_BN
 
 
-class _Bits:
+class _Bits(ABC):
     """What the three have in common: two tokens, two answers, text of zeros and ones."""
 
     score: Literal["exact"] = "exact"
@@ -45,8 +46,9 @@ class _Bits:
     palette = ((-0.5,), (0.5,))
     """The benchmark's raw input of a convnet, by token: one channel, the bit minus one half."""
 
+    @abstractmethod
     def targets(self, tokens_BN: Tensor) -> Tensor:
-        raise NotImplementedError
+        """targets_BN: the right answers to strings of bits."""
 
     def answer(self, tokens: Sequence[int]) -> list[int]:
         """The right answer at every position. Raises as `check` does."""

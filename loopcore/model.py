@@ -147,16 +147,18 @@ class LoopedTransformer(LoopedModule):
             addressed_PP = torch.ones(positions - offset, device=device).diag(-offset)
         return Sight(spec.causal, turns, addressed_PP)
 
-    def readout(self, h_BPD: Tensor) -> Tensor:
-        """Logits [B, N, V], BOS dropped: 1/m times a linear map of the normalised state.
+    def normalised(self, h_BPD: Tensor) -> Tensor:
+        """What the readout matrix reads, z_BND: the state after the final norm, BOS dropped.
 
         The state of a pre-norm model grows with the loops, so it is normalised here; without gain and bias, which the linear
         map would only repeat. A post-norm state is normalised already.
         """
         h_BND = h_BPD[:, 1:] if self.spec.bos else h_BPD
-        if self.spec.norm == "pre":
-            h_BND = F.layer_norm(h_BND, h_BND.shape[-1:])
-        return self.scale.readout * self.readout_matrix(h_BND)
+        return F.layer_norm(h_BND, h_BND.shape[-1:]) if self.spec.norm == "pre" else h_BND
+
+    def readout(self, h_BPD: Tensor) -> Tensor:
+        """Logits [B, N, V]: 1/m times a linear map of the normalised state."""
+        return self.scale.readout * self.readout_matrix(self.normalised(h_BPD))
 
 
 class Sized(Protocol):

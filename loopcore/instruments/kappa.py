@@ -34,7 +34,7 @@ from torch import Tensor
 from loopcore.errors import InputError, Undecided
 from loopcore.instruments.depth import Depth, DepthTable, Source, sweep_depths
 from loopcore.instruments.fits import finite, row
-from loopcore.instruments.visits import Loss, Place, cross_entropy, final_state, run_visits, visit_copies, visit_gradients
+from loopcore.instruments.visits import Loss, Place, cross_entropy, run_visits, visit_copies, visit_gradients
 from loopcore.model import LoopedTransformer
 from loopcore.specs.train import TrainSpec
 
@@ -171,7 +171,7 @@ def measure_kappa(
     copies = visit_copies(model, loops)
     with torch.enable_grad():
         h_BPD = run_visits(model, tokens_BN, copies)
-        z_BND = final_state(model, h_BPD)
+        z_BND = model.normalised(h_BPD)
         gradients = _Visits(copies)
         gradients.add(loss(model.readout(h_BPD)))
         outputs = _Visits(copies)

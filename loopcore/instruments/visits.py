@@ -24,7 +24,6 @@ __all__ = [
     "Loss",
     "Place",
     "cross_entropy",
-    "final_state",
     "matrix_names",
     "places",
     "run_visits",
@@ -123,17 +122,6 @@ class _OneLoop(nn.Module):
 
     def forward(self, h_BPD: Tensor, e_BPD: Tensor, t: int) -> Tensor:
         return self.model.loop(h_BPD, e_BPD, t)
-
-
-def final_state(model: LoopedTransformer, h_BPD: Tensor) -> Tensor:
-    """What the readout matrix reads, [B, N, D]: the state normalised, BOS dropped."""
-    read: list[Tensor] = []
-    handle = model.readout_matrix.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
-    try:
-        model.readout(h_BPD)
-    finally:
-        handle.remove()
-    return read[0]
 
 
 @contextmanager

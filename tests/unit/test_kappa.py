@@ -16,7 +16,6 @@ from loopcore.instruments.kappa import FORMS, Form, KappaResult, implied_exponen
 from loopcore.instruments.visits import (
     Place,
     cross_entropy,
-    final_state,
     places,
     run_visits,
     visit_copies,
@@ -140,7 +139,7 @@ def test_against_finite_differences() -> None:
     def figures(copies: list[dict[Place, Tensor]]) -> Tensor:
         with torch.no_grad():
             h_BPD = run_visits(model, tokens_BN, copies)
-            z_BND = final_state(model, h_BPD)
+            z_BND = model.normalised(h_BPD)
             return torch.stack([loss(model.readout(h_BPD)), *((z_BND * v_BND).sum() for v_BND in v)])
 
     slopes = torch.empty(3, 16, 5, dtype=torch.float64)
@@ -175,7 +174,7 @@ def test_projections_estimate_the_whole_jacobian() -> None:
     spec = noise_spec(width=8, heads=1).model_copy(update={"batch": 2})
     model, tokens_BN, targets_BN = started(spec, 2)
     copies = visit_copies(model, 2)
-    z_BND = final_state(model, run_visits(model, tokens_BN, copies))
+    z_BND = model.normalised(run_visits(model, tokens_BN, copies))
     rows = [visit_gradients(coordinate, copies, keep=True) for coordinate in z_BND.flatten()]
     place = Place(0, "value.weight")
     jacobian_RXE = torch.stack([torch.stack([gradients[t][place].flatten() for gradients in rows]) for t in range(2)])

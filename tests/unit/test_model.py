@@ -445,6 +445,17 @@ def test_a_post_norm_state_is_read_as_it_is() -> None:
     torch.testing.assert_close(model.readout(3 * h_BPD), 3 * model.readout(h_BPD))
 
 
+@pytest.mark.parametrize(("norm", "bos", "value"), [("pre", True, 1.0), ("pre", False, 1.0), ("post", True, 7.0)])
+def test_what_the_readout_matrix_reads(norm: str, bos: bool, value: float) -> None:
+    """Entries 3 and 7 by turns have mean 5 and deviation 2: normalised they are -1 and 1."""
+    model = make(norm=norm, bos=bos)
+    h_BPD = torch.tensor([3.0, 7.0]).repeat(2, 4, 8)
+    z_BND = model.normalised(h_BPD)
+    assert z_BND.shape == (2, 3 if bos else 4, 16)
+    torch.testing.assert_close(z_BND[..., 1::2], torch.full_like(z_BND[..., 1::2], value))
+    torch.testing.assert_close(model.readout(h_BPD), model.scale.readout * z_BND @ model.readout_matrix.weight.T)
+
+
 # Seeds and precision
 
 

@@ -20,6 +20,7 @@ __all__ = ["DASH", "MARKS", "Content", "Picture", "Section", "Table", "Value", "
 
 DASH = "\N{EN DASH}"
 RUNS = "Every run"
+KEYED = ("", "value")
 
 MARKS = (
     ("A", "said in the abstract"),
@@ -30,7 +31,7 @@ MARKS = (
 )
 """What the letters behind published figures mean (PAPERS.md)."""
 
-SPOKEN = {"T_star": "T*", "T_train": "T_train", "r2": "R2", "p": "p"}
+SPOKEN = {"T_star": "T*", "T_train": "T_train", "r2": "R2", "rows": "runs"}
 # Told in their own place, not among the further figures.
 TOLD = ("statement", "rule", "rows", "plots")
 # What an interval belongs to, where a row has its ends under `low` and `high`; else the figure just before them.
@@ -54,6 +55,11 @@ class Table:
     """The first value of each row names it."""
     numeric: tuple[bool, ...]
     """Columns of figures alone."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether each row is a name and its value, which need no heading."""
+        return self.head == KEYED
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,16 @@ class Section:
     pictures: tuple[Picture, ...]
     rows: Table | None
     details: tuple[Table, ...]
+
+    @property
+    def basis(self) -> str:
+        """What the figure rests on."""
+        parts = []
+        if self.seeds.exact is not None:
+            parts.append(f"{self.seeds.text} {'seed' if self.seeds.exact == 1 else 'seeds'}")
+        if self.seconds.exact is not None:
+            parts.append(f"{self.seconds.text} of jobs")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -349,7 +365,7 @@ def _is_remark(value: Any) -> bool:
 
 def _pairs(caption: str, values: Mapping[str, Any]) -> Table:
     merged = _with_intervals(values)
-    return Table(caption, ("", "value"), tuple((Value(spoken(key)), value) for key, value in merged.items()), (False, False))
+    return Table(caption, KEYED, tuple((Value(spoken(key)), value) for key, value in merged.items()), (False, False))
 
 
 def _with_intervals(row: Mapping[str, Any]) -> dict[str, Value]:

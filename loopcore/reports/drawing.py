@@ -6,7 +6,9 @@ hides no data; seeds of one kind of run share a colour and an entry.
 
 from __future__ import annotations
 
+import functools
 import io
+import json
 import math
 import re
 import textwrap
@@ -38,12 +40,14 @@ ROW = 0.19  # inches of a legend row
 LETTERS = 78  # that fit across a legend of that width
 MOST_ENTRIES = 24  # of a legend; what is left out is counted in a last entry
 MOST_MARKERS = 40  # points of a line that carry a marker each
+FEW = 4  # and where a line is one of many
 SMALL = 8.5  # points
 
 # Ink and paper. A page that follows the reader's colour scheme replaces them by variables of its own.
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 # From nothing right (pale) to all right (dark): one hue, so that it also reads in grey.
 SHADES = LinearSegmentedColormap.from_list("share", ["#f4f7fb", "#c3d7eb", "#7fb0d6", "#3480b9", "#0b4a86", "#062f5c"])
+BEYOND = "more loops than T*"
 DASHES: tuple[Any, ...] = ("--", (0, (1, 1.5)), "-.", (0, (6, 2, 1, 2, 1, 2)))
 
 _SEED = re.compile(r"^(?P<kind>.+?)(?:, seed |/s)(?P<seed>\d+)$")
@@ -70,22 +74,32 @@ class _Curve:
 
 def draw(plot: Plot, *, titled: bool = True) -> Figure:
     """The figure of a plot; `titled` writes its title and note on it. Raises ValueError for a kind it does not know."""
+    drawers = {"xy": _draw_xy, "heat": _draw_heat}
     kind = plot.get("kind")
-    if kind == "xy":
-        return _draw_xy(plot, titled)
-    if kind == "heat":
-        return _draw_heat(plot, titled)
-    raise ValueError(f"expected a plot of the kind xy or heat, got {kind!r}")
+    if kind not in drawers:
+        raise ValueError(f"expected a plot of the kind xy or heat, got {kind!r}")
+    figure = drawers[kind](plot, titled)
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    # Once is enough: saving would lay it out twice more, and takes as long again each time.
+    layout.execute(figure)
+    figure.set_layout_engine("none")
+    return figure
 
 
 def to_svg(plot: Plot, *, titled: bool = True) -> str:
     """An SVG document: text is text, the same plot gives the same bytes, and it refers to nothing outside itself."""
+    return _svg(json.dumps(plot, sort_keys=True), titled)
+
+
+@functools.lru_cache(maxsize=256)  # of some 20 kB: a page that is asked for again is not drawn again
+def _svg(plot: str, titled: bool) -> str:
     buffer = io.StringIO()
     settings: dict[Any, Any] = {"svg.hashsalt": "loopcore", "svg.fonttype": "none"}
     with _ONE_AT_A_TIME, warnings.catch_warnings(), matplotlib.rc_context(settings):
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's own font draws the text
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        draw(plot, titled=titled).savefig(buffer, format="svg", metadata=nothing, dpi=144)
+        draw(json.loads(plot), titled=titled).savefig(buffer, format="svg", metadata=nothing, dpi=144)
     text = buffer.getvalue()
     return "\n".join(line.rstrip() for line in text[text.index("<svg") :].splitlines()) + "\n"
 
@@ -188,12 +202,16 @@ def _grid(plot: Plot) -> np.ndarray:
 
 
 def _new(plot: Plot, titled: bool, entries: int) -> tuple[Figure, Axes]:
-    title, note = (_plain(plot.get(name), 62 if name == "title" else 84) if titled else "" for name in ("title", "note"))
-    height = HEIGHT + ROW * entries + 0.2 * (bool(title) + bool(note))
+    title = _plain(plot.get("title"), 64) if titled else ""
+    note = _plain(plot.get("note"), 86) if titled else ""
+    lines = note.count("\n") + 1 if note else 0
+    height = HEIGHT + ROW * entries + (0.2 * (title.count("\n") + 1) if title else 0) + 0.17 * lines
     figure, axes = new_axes("", _plain(plot.get("x_label"), 70), _plain(plot.get("y_label"), 42), WIDTH, height)
-    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK)
+    axes.set_title(title or (" " if note else ""), loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=6 + 12 * lines)
     if note:
-        figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL, color=MUTED)
+        above = {"xy": (0, 1), "xytext": (0, 5), "xycoords": "axes fraction", "textcoords": "offset points"}
+        # The title's distance makes room for it; its width is its own.
+        axes.annotate(note, **above, fontsize=SMALL, color=MUTED, linespacing=1.15).set_in_layout(False)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(INK)
         label.set_fontsize(9.5)
@@ -222,11 +240,16 @@ def _legend(figure: Figure, entries: Sequence[tuple[Any, str]], columns: int) ->
 
 
 def _layout(labels: Sequence[str]) -> tuple[int, int]:
-    """(columns, rows) of a legend with these labels."""
-    if not labels:
-        return 1, 0
-    columns = max(1, min(3, len(labels), LETTERS // (max(map(len, labels)) + 7)))
-    return columns, -(-len(labels) // columns)
+    """(columns, rows) of a legend with these labels: as few rows as its width allows. Columns are filled one after another."""
+    lengths = [len(label) + 7 for label in labels]
+    fitting = [
+        columns
+        for columns in range(1, min(4, len(lengths)) + 1)
+        if sum(int(part.max()) for part in np.array_split(lengths, columns)) <= LETTERS
+    ]
+    rows = {columns: -(-len(lengths) // columns) for columns in fitting or [1]}
+    columns = min(rows, key=lambda columns: (rows[columns], columns))
+    return columns, rows[columns]
 
 
 def _label(text: str) -> str:
@@ -292,6 +315,8 @@ def _draw_xy(plot: Plot, titled: bool) -> Figure:
     kinds = _kinds(curves)
     labels = [_label(label) for label, members in kinds if not (named and members[0].style == "points")]
     labels += [_label(_mark_label(mark)) for mark in marks]
+    beyond = None if log else next((mark["at"] for mark in marks if mark.get("label") == "T*" and mark.get("axis") == "x"), None)
+    labels += [] if beyond is None else [BEYOND]
     labels = labels[:MOST_ENTRIES] + ([""] if len(labels) > MOST_ENTRIES else [])
     columns, rows = _layout(labels)
     figure, axes = _new(plot, titled, rows)
@@ -301,16 +326,24 @@ def _draw_xy(plot: Plot, titled: bool) -> Figure:
         axes.set_yscale("log")
     entries = []
     shift = _shifts(curves)
+    lines = 0
+    fits = any(curve.style == "points" for curve in curves)
     for number, (label, members) in enumerate(kinds):
         handle = None
         for member in members:
-            handle = _draw_curve(axes, member, number, shift, many=len(members) > 1)
+            if member.style == "points":
+                handle = _draw_points(axes, member, number, shift)
+            else:
+                handle = _draw_line(axes, member, number, LINES[lines % len(LINES)], many=len(members) > 1, marked=not fits)
+        lines += members[0].style != "points"
         if not (named and members[0].style == "points"):
             entries.append((handle, _label(label)))
     for number, mark in enumerate(marks):
         line = axes.axvline if mark.get("axis") == "x" else axes.axhline
         handle = line(mark["at"], color=MUTED, ls=DASHES[number % len(DASHES)], lw=1.4, zorder=1.5)
         entries.append((handle, _label(_mark_label(mark))))
+    if beyond is not None:
+        entries.append((Rectangle((0, 0), 1, 1, color=MUTED, alpha=0.12, lw=0), BEYOND))
     if len(entries) > MOST_ENTRIES:
         more = Rectangle((0, 0), 0, 0, alpha=0)
         entries = [*entries[:MOST_ENTRIES], (more, f"and {len(entries) - MOST_ENTRIES} more")]
@@ -319,36 +352,53 @@ def _draw_xy(plot: Plot, titled: bool) -> Figure:
         axes.set_xticks([])
         axes.set_yticks([])
     else:
-        _finish(axes, plot, curves, marks, log=log, named=named)
+        aside = max(map(abs, shift.values()), default=0.0) / (72 * WIDTH)
+        _finish(axes, plot, curves, marks, log=log, named=named, aside=aside)
+        if beyond is not None and beyond < axes.get_xlim()[1]:
+            axes.axvspan(beyond, axes.get_xlim()[1], color=MUTED, alpha=0.12, lw=0, zorder=0)
     _legend(figure, entries, columns)
     return figure
 
 
 def _finish(
-    axes: Axes, plot: Plot, curves: Sequence[_Curve], marks: Sequence[Mapping[str, Any]], *, log: bool, named: bool
+    axes: Axes,
+    plot: Plot,
+    curves: Sequence[_Curve],
+    marks: Sequence[Mapping[str, Any]],
+    *,
+    log: bool,
+    named: bool,
+    aside: float,
 ) -> None:
+    """Limits and ticks; `aside` is the share of the width by which points stand beside their place."""
+    points = [curve for curve in curves if curve.style == "points"]
     x = np.concatenate([curve.x[curve.drawn] for curve in curves])
     y = np.concatenate([curve.y[curve.drawn] for curve in curves])
-    axes.margins(x=0.06, y=0.08)
+    ends = [end[curve.drawn] for curve in curves for end in (curve.low, curve.high) if end is not None]
+    at = {axis: [mark["at"] for mark in marks if mark.get("axis") == axis] for axis in ("x", "y")}
+    low, high = _limits(np.concatenate([y, *ends, at["y"]]), log, 0.07)
     if not log and "accuracy" in _text(plot.get("y_label")) and y.min() >= 0 and y.max() <= 1:
-        axes.set_ylim(-0.04, 1.04)
-    if named:
-        points = [curve for curve in curves if curve.style == "points"]
-        axes.set_xlim(0.5, len(points) + 0.5)
-        names = [_plain(curve.name, 12 if len(points) > 3 else 18) for curve in points]
-        axes.set_xticks(range(1, len(points) + 1), names)
-        axes.grid(visible=False, axis="x")
-    elif log:
+        low, high = min(low, -0.04), max(high, 1.04)
+    axes.set_ylim(low, high)
+    axes.set_xlim(*((0.5, len(points) + 0.5) if named else _limits(np.concatenate([x, at["x"]]), log, 0.05 + 1.3 * aside)))
+    if log:
         _log_axes(axes)
+    elif named:
+        axes.set_xticks(range(1, len(points) + 1), [_plain(curve.name, 12 if len(points) > 3 else 18) for curve in points])
+        axes.grid(visible=False, axis="x")
     elif _whole(x):
         _whole_ticks(axes, "x")
-        if x.min() == x.max():
-            axes.set_xlim(x[0] - 1, x[0] + 1)
-    beyond = [mark["at"] for mark in marks if mark.get("axis") == "x" and mark.get("label") == "T*"]
-    if beyond and not log and axes.get_xlim()[1] > beyond[0]:
-        right = axes.get_xlim()[1]
-        axes.axvspan(beyond[0], right, color=MUTED, alpha=0.1, lw=0, zorder=0)
-        axes.set_xlim(right=right)
+
+
+def _limits(values: np.ndarray, log: bool, margin: float) -> tuple[float, float]:
+    """From the smallest to the largest finite value, with a share of the way as a margin at both ends."""
+    known = values[np.isfinite(values) & ((values > 0) | (not log))]
+    low, high = float(known.min()), float(known.max())
+    if log:
+        low, high = _limits(np.log(known), False, margin)
+        return math.exp(low), math.exp(high)
+    reach = (high - low) * margin if high - low > 1e-9 * max(1.0, abs(high)) else 0.5
+    return low - reach, high + reach
 
 
 def _shifts(curves: Sequence[_Curve]) -> dict[tuple[int, int], float]:
@@ -371,15 +421,17 @@ def _shifts(curves: Sequence[_Curve]) -> dict[tuple[int, int], float]:
     return found
 
 
-def _draw_curve(axes: Axes, curve: _Curve, number: int, shifts: Mapping[tuple[int, int], float], *, many: bool) -> Any:
-    """Draws it and returns what stands for it in a legend."""
-    hue = INK if colour(number) == COLOURS[-1] else colour(number)
-    marker = MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]
-    if curve.style == "points":
-        return _draw_points(axes, curve, hue, marker, shifts)
-    dash = LINES[number % len(LINES)]
+def _look(number: int) -> tuple[str, str]:
+    """Colour and marker of a plot's series by its number."""
+    hue = colour(number)
+    return INK if hue == COLOURS[-1] else hue, MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]
+
+
+def _draw_line(axes: Axes, curve: _Curve, number: int, dash: str, *, many: bool, marked: bool) -> Any:
+    """Draws a line, or one of `many` of a kind, and returns what stands for it in a legend; `marked` shows its points."""
+    hue, marker = _look(number)
     drawn = curve.drawn
-    markers = marker if drawn.sum() <= MOST_MARKERS and not many else ""
+    markers = marker if marked and drawn.sum() <= (FEW if many else MOST_MARKERS) else ""
     style: dict[str, Any] = {"color": hue, "ls": dash, "lw": 1.3 if many else 1.9, "alpha": 0.85 if many else 1.0}
     if curve.low is not None and curve.high is not None and curve.style == "line":
         axes.fill_between(curve.x, curve.low, curve.high, color=hue, alpha=0.15, lw=0)
@@ -395,7 +447,9 @@ def _draw_curve(axes: Axes, curve: _Curve, number: int, shifts: Mapping[tuple[in
     return line
 
 
-def _draw_points(axes: Axes, curve: _Curve, hue: str, marker: str, shifts: Mapping[tuple[int, int], float]) -> Any:
+def _draw_points(axes: Axes, curve: _Curve, number: int, shifts: Mapping[tuple[int, int], float]) -> Any:
+    """Draws a cloud with its error bars and returns what stands for it in a legend."""
+    hue, marker = _look(number)
     by_shift: dict[float, list[int]] = defaultdict(list)
     for i in np.flatnonzero(curve.drawn):
         by_shift[shifts.get((id(curve), int(i)), 0.0)].append(int(i))
@@ -414,12 +468,13 @@ def _draw_points(axes: Axes, curve: _Curve, hue: str, marker: str, shifts: Mappi
             fmt=marker,
             ms=4.5 if crowd else 6,
             mec=PAPER,
-            mew=0.6,
+            mew=0.5,
             color=hue,
             alpha=0.8 if crowd else 0.95,
             elinewidth=1.1,
             capsize=2.5,
             transform=at,
+            zorder=3,
         )
     if handle is None:
         (handle,) = axes.plot([], [], marker=marker, ls="none", color=hue)
@@ -474,8 +529,8 @@ def _draw_heat(plot: Plot, titled: bool) -> Figure:
         entries.append((_over_heat(axes, curve, number, across, up), _label(curve.name)))
     for number, mark in enumerate(marks):
         line = axes.axvline if mark.get("axis") == "x" else axes.axhline
-        casing = [withStroke(linewidth=3.2, foreground=PAPER)]
-        handle = line(mark["at"], color=INK, ls=DASHES[number % len(DASHES)], lw=1.4, path_effects=casing, zorder=3)
+        casing = [withStroke(linewidth=4, foreground=PAPER)]
+        handle = line(mark["at"], color=INK, ls=DASHES[number % len(DASHES)], lw=1.6, path_effects=casing, zorder=3)
         entries.append((handle, _label(_mark_label(mark))))
     if holes:
         entries.append((Rectangle((0, 0), 1, 1, fc=PAPER, ec=MUTED, hatch="////", lw=0), "not measured"))

@@ -88,6 +88,7 @@ def _section(section: Section, plots: Mapping[str, str]) -> list[str]:
         ("What was seen", escaped(section.reason)),
         ("Measured", measured),
         ("Published", escaped(section.published)),
+        ("Rests on", section.basis),
     ]
     blocks = [
         f'<a id="finding-{section.anchor}"></a>',

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from loopcore.specs.probe import SPEED_LEVEL
 from loopcore.studies import Cell, CellResult, Measured, Row, find_study
 from tests.unit.made_up import SECONDS, accuracy_rows, result, speed_rows, tail_rows, tau_rows
 
@@ -35,7 +36,7 @@ def come_to(cell: Cell) -> CellResult:
         for t in range(1, watched + 1)
         for i in range(length)
     ]
-    rows += [Row("frontier", {"q": 0.9, "loop": t}, min(length, math.floor(v * t))) for t in range(1, watched + 1)]
+    rows += [Row("frontier", {"q": SPEED_LEVEL, "loop": t}, min(length, math.floor(v * t))) for t in range(1, watched + 1)]
     rows += [Row("cone_ratio", {"against": "tau_mean"}, 1.05, 1.01, 1.09)]
     rows += [Row("damage_onset", {"patched": p, "distance": d}, (d + 0.1 * (p % 2)) / v) for p in (1, 4, 7) for d in range(1, 5)]
     rows += tail_rows(one_step_skip=0.995, adjacent_cosine=0.99, asymptotic_alignment=0.98, jacobian_alignment=0.96)

@@ -120,7 +120,7 @@ def test_recipes() -> None:
     assert curriculum.train.contract.lengths == (2, 3, 4, 6)
     assert curriculum.train.contract.operator_first
     free = next(cell for cell in ALL.cells("cpu") if cell.name == "free/S3/n12/T12/L1/s0")
-    assert free.train.contract.lengths == (2, 4, 8, 12)
+    assert free.train.contract.lengths == (2, 4, 6, 8, 10, 12)
     gpu = next(cell for cell in ALL.cells("gpu") if cell.axes["family"] == "free")
     assert gpu.train.contract.lengths == (4, 8, 16, 32)
     assert (gpu.train.model.width, gpu.train.model.blocks, gpu.train.batch, gpu.train.optimizer.lr) == (128, 2, 256, 3e-4)

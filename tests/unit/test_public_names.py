@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from importlib import import_module
+from inspect import get_annotations
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
@@ -39,6 +41,21 @@ def test_a_name_is_the_one_of_its_home(name: str) -> None:
 def test_every_error_is_public() -> None:
     errors = import_module("loopcore.errors")
     assert set(errors.__all__) <= set(loopcore.__all__)
+
+
+def test_every_instrument_is_exported() -> None:
+    """What measures, sweeps or checks in a module of the package is a name of the package, with the class of its result."""
+    package = import_module("loopcore.instruments")
+    homes = [import_module(f"loopcore.instruments.{found.name}") for found in iter_modules(package.__path__)]
+    defined = {
+        name: home for home in homes for name in home.__all__ if getattr(vars(home)[name], "__module__", "") == home.__name__
+    }
+    measuring = {name for name in defined if name.startswith(("measure_", "sweep_", "check_"))}
+    results = {get_annotations(getattr(defined[name], name))["return"] for name in measuring}
+    assert {"measure_kappa", "sweep_growth", "check_coordinates", "measure_step", "measure_tau"} <= measuring
+    assert measuring | (results & set(defined)) <= set(package.__all__)
+    assert set(package.__all__) - {"TAIL_METRICS"} <= set(defined)
+    assert all(getattr(package, name) is getattr(defined[name], name) for name in set(package.__all__) & set(defined))
 
 
 def test_no_other_name() -> None:

@@ -68,7 +68,7 @@ class MemoryStudies:
                     jobs={},
                 )
             self._studies[old.id] = replace(old, started_at=now, cancelled_at=None, provenance=origin)
-            had = {(row.cell, row.probe): row.key for row in self._rows.get(old.id, [])}
+            had = {row.key for row in self._rows.get(old.id, [])}
             doing = [(row.key, self._newest(row.job)) for rows in self._rows.values() for row in rows]
             done: dict[str, int] = {}
             counts: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class MemoryStudies:
                     counts["retried"] += 1
                 else:
                     done[one.key] = found.id
-                    counts["kept" if had.get((one.cell, one.probe)) == one.key else "shared"] += 1
+                    counts["kept" if one.key in had else "shared"] += 1
                 rows.append(_Row(one.cell, one.probe, one.key, done[one.key]))
             self._rows[old.id] = rows
             for row in rows:

@@ -27,6 +27,8 @@ from services.registry.tables import attempts, curves, jobs, measurements, runs,
 
 __all__ = ["RETRIED", "Studies", "best_of", "study_digest"]
 
+AT_ONCE = 32  # works queued together: enough to be quick, few enough that what is asked for first is also measured first
+
 RETRIED = (JobState.FAILED, JobState.CANCELLED)
 
 
@@ -43,6 +45,41 @@ def best_of(found: Iterable[Job]) -> Job | None:
         return (0 if job.state is JobState.SUCCEEDED else 1 if job.state not in ENDED else 2, job.id)
 
     return min(found, key=order, default=None)
+
+
+class _Doing:
+    """Which job does each piece of work, while a study is being started. A part of a transaction that holds the graph lock."""
+
+    def __init__(self, queue: Queue, connection: sa.Connection, known: dict[str, list[Job]]) -> None:
+        self._queue, self._connection, self._known = queue, connection, known
+        self.job: dict[str, int] = {}
+        self.how: dict[str, str] = {}  # created, retried or found
+
+    def queue_what_is_missing(self, works: Iterable[Work]) -> None:
+        """Together what can be: a job's number must be known before what builds on it can name it."""
+        left = {one.key: one for one in works if one.key not in self.job}
+        while left:
+            ready = [one for one in left.values() if one.after is None or one.after in self.job]
+            fresh = [one for one in ready if not self._found(one)]
+            made = self._queue.submit_in(
+                self._connection, [one.submission(None if one.after is None else self.job[one.after]) for one in fresh]
+            )
+            for one, answer in zip(fresh, made, strict=True):
+                self._note(one, answer.job.id, "created")
+            left = {key: one for key, one in left.items() if key not in self.job}
+
+    def _found(self, work: Work) -> bool:
+        found = best_of(self._known.get(work.key, ()))
+        if found is None:
+            return False
+        if found.state in RETRIED:
+            self._note(work, self._queue.retry_in(self._connection, found.id).id, "retried")
+        else:
+            self._note(work, found.id, "found")
+        return True
+
+    def _note(self, work: Work, job: int, how: str) -> None:
+        self.job[work.key], self.how[work.key] = job, how
 
 
 class Studies:
@@ -80,30 +117,18 @@ class Studies:
                 fresh = {"name": name, "scale": scale, "asked": asked, "digest": digest, "user": user}
                 fresh |= {"provenance": provenance or {}, "created_at": now, "started_at": now}
                 study = connection.execute(sa.insert(studies).values(fresh).returning(studies.c.id)).scalar_one()
-            had = {
-                (row.cell, row.probe): row.key
-                for row in connection.execute(sa.select(study_works).where(study_works.c.study == study))
-            }
+            had = set(connection.scalars(sa.select(study_works.c.key).where(study_works.c.study == study)))
             known = self._by_key(connection, [one.key for one in works])
-            done: dict[str, int] = {}
+            doing = _Doing(self._queue, connection, known)
             counts: Counter[str] = Counter()
-            rows: list[dict[str, Any]] = []
-            for one in works:
-                found = best_of(known.get(one.key, ()))
-                if one.key in done:  # two names for one piece of work
-                    job = done[one.key]
-                elif found is None:
-                    submission = one.submission(None if one.after is None else done[one.after])
-                    job = self._queue.submit_in(connection, [submission])[0].job.id
-                    counts["created"] += 1
-                elif found.state in RETRIED:
-                    job = self._queue.retry_in(connection, found.id).id
-                    counts["retried"] += 1
-                else:
-                    job = found.id
-                    counts["kept" if had.get((one.cell, one.probe)) == one.key else "shared"] += 1
-                done[one.key] = job
-                rows.append({"study": study, "cell": one.cell, "probe": one.probe, "key": one.key, "job": job})
+            for at in range(0, len(works), AT_ONCE):
+                doing.queue_what_is_missing(works[at : at + AT_ONCE])
+            rows = [
+                {"study": study, "cell": one.cell, "probe": one.probe, "key": one.key, "job": doing.job[one.key]} for one in works
+            ]
+            for key, how in doing.how.items():
+                mine = how == "found" and key in had
+                counts["kept" if mine else "shared" if how == "found" else how] += 1
             connection.execute(sa.delete(study_works).where(study_works.c.study == study))
             if rows:
                 connection.execute(sa.insert(study_works), rows)

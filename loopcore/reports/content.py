@@ -182,6 +182,11 @@ def spoken(name: str) -> str:
     return SPOKEN.get(name) or _text(name).replace("_", " ")
 
 
+def _heading(name: str) -> str:
+    text = spoken(name)
+    return text[:1].upper() + text[1:]
+
+
 def _value(value: Any) -> Value:
     """One cell of a table."""
     if isinstance(value, bool):
@@ -334,7 +339,7 @@ def _details(detail: Mapping[str, Any]) -> Iterable[Table]:
         yield _pairs("Further figures", figures)
     for key, value in further.items():
         if key not in figures:
-            yield from _tables(spoken(key), value)
+            yield from _tables(_heading(key), value)
 
 
 def _tables(caption: str, value: Any) -> Iterable[Table]:

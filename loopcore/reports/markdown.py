@@ -11,8 +11,11 @@ from loopcore.reports.content import DASH, MARKS, Content, Picture, Section, Tab
 
 __all__ = ["to_markdown"]
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$!])")
-_AT_THE_START = re.compile(r"^(\d+)([.)])|^([-+=])")
+# Underscores inside words and brackets that no link follows are text already, and figures read better without the strokes.
+_SPECIAL = r"[\\`*|~$#]|(?<![^\W_])_|_(?![^\W_])"
+_IN_TEXT = re.compile(_SPECIAL + r"|\](?=[(\[:])")
+_IN_LINK = re.compile(_SPECIAL + r"|[\[\]]")
+_AT_THE_START = re.compile(r"^(?P<number>\d+)(?P<end>[.)])(?=\s|$)|^(?P<sign>[-+=])")
 
 
 def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = None) -> str:
@@ -25,11 +28,15 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def escaped(text: str) -> str:
-    """Text that Markdown shows as it stands."""
-    text = _SPECIAL.sub(r"\\\1", text)
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _AT_THE_START.sub(lambda found: f"{found[1]}\\{found[2]}" if found[1] else f"\\{found[3]}", text)
+def escaped(text: str, *, link: bool = False) -> str:
+    """Text that Markdown shows as it stands, inside a line; `link` for the text of a link or an image."""
+    text = (_IN_LINK if link else _IN_TEXT).sub(lambda found: f"\\{found[0]}", text)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _paragraph(text: str) -> str:
+    """Text that begins a line: no list, no heading."""
+    return _AT_THE_START.sub(r"\g<number>\\\g<end>\g<sign>", escaped(text))
 
 
 def _head(content: Content) -> list[str]:
@@ -45,7 +52,7 @@ def _summary(sections: Sequence[Section]) -> list[str]:
     rows = [
         (
             escaped(section.id),
-            f"[{escaped(section.title)}](#finding-{section.anchor})",
+            f"[{escaped(section.title, link=True)}](#finding-{section.anchor})",
             escaped(section.published),
             escaped(section.measured.text),
             escaped(section.unit) or DASH,
@@ -55,7 +62,7 @@ def _summary(sections: Sequence[Section]) -> list[str]:
         )
         for section in sections
     ]
-    marks = "; ".join(f"{escaped(f'[{letter}]')} {meaning}" for letter, meaning in MARKS)
+    marks = "; ".join(f"[{letter}] {meaning}" for letter, meaning in MARKS)
     return [
         "## Findings",
         _lines(head, rows, (False,) * 6 + (True, True)),
@@ -93,7 +100,7 @@ def _section(section: Section, plots: Mapping[str, str]) -> list[str]:
     blocks = [
         f'<a id="finding-{section.anchor}"></a>',
         f"## {escaped(section.id)} {escaped(section.title)}",
-        escaped(section.statement),
+        _paragraph(section.statement),
         "\n".join(f"- **{name}:** {text}" for name, text in told if text),
         *_pictures(section.pictures, plots),
     ]
@@ -109,7 +116,7 @@ def _pictures(pictures: Sequence[Picture], plots: Mapping[str, str]) -> Iterable
     """One plot as wide as the text, several in two columns."""
     drawn = [picture for picture in pictures if picture.name in plots]
     if len(drawn) == 1:
-        yield f"![{escaped(drawn[0].words)}]({_href(plots[drawn[0].name])})"
+        yield f"![{escaped(drawn[0].words, link=True)}]({_href(plots[drawn[0].name])})"
     elif drawn:
         yield "\n".join(
             f'<img src="{html.escape(_href(plots[picture.name]))}" width="49%" alt="{html.escape(picture.words)}">'

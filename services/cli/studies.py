@@ -283,7 +283,7 @@ def _print_report(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _jobs(states: dict[str, int]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in states.items())
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
 def _measured(finding: dict[str, Any]) -> str:

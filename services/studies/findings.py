@@ -12,7 +12,7 @@ from services.registry import Study
 from services.studies.report import CURVE, findings_of
 
 if TYPE_CHECKING:
-    from services.registry import Registry
+    from services.registry import MemoryRegistry, Registry
 
 __all__ = ["KnownFinding", "known_findings"]
 
@@ -39,7 +39,7 @@ class KnownFinding:
     seeds: int | None
 
 
-def known_findings(registry: Registry) -> list[KnownFinding]:
+def known_findings(registry: Registry | MemoryRegistry) -> list[KnownFinding]:
     """All findings in the order of their studies."""
     started = sorted(registry.studies.studies(limit=LOOKED_AT), key=lambda study: -study.started_at)
     said = _said(registry, started)
@@ -69,7 +69,7 @@ def known_findings(registry: Registry) -> list[KnownFinding]:
     return found
 
 
-def _said(registry: Registry, started: Sequence[Study]) -> dict[str, tuple[Study, Finding]]:
+def _said(registry: Registry | MemoryRegistry, started: Sequence[Study]) -> dict[str, tuple[Study, Finding]]:
     """Finding to what the newest study says of it: only studies that add something are worked out."""
     said: dict[str, tuple[Study, Finding]] = {}
     for study in started:

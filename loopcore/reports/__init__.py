@@ -4,9 +4,11 @@ A report is JSON data:
 
     study, id, scale, title          the study, its number, `smoke`, `cpu` or `gpu`, and a heading
     asked                            seeds, groups, demands: what a user asked for, null for the study's own choice
-    created_at, command, machine     when it started, how to start it again, where it ran
+    created_at, started_at           when it was started first and last: seconds since 1970, or ISO 8601
+    cancelled_at, finished_at        likewise; a `finished_at` of null means that it still goes on
+    command, machine                 how to start it again, where it ran
     provenance                       commit, platform, python, packages ({name: version})
-    cost                             jobs, succeeded, failed, cancelled, waiting; seconds of all jobs
+    cost                             jobs, how many of them are in which state (`succeeded`, ...), seconds of all of them
     findings                         `Finding.to_json()` of each claim, with its rows and plots
 
 Any field may be missing or null. Loads matplotlib and Jinja2, no torch.

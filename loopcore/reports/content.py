@@ -5,11 +5,11 @@ A report is JSON data; any field of it may be missing or null where a study has 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from loopcore.reports.drawing import describe
@@ -31,7 +31,7 @@ MARKS = (
 )
 """What the letters behind published figures mean (PAPERS.md)."""
 
-SPOKEN = {"T_star": "T*", "T_train": "T_train", "r2": "R2", "rows": "runs"}
+SPOKEN = {"dirty": "changed since (SHA-256)", "T_star": "T*", "T_train": "T_train", "r2": "R2", "rows": "runs"}
 # Told in their own place, not among the further figures.
 TOLD = ("statement", "rule", "rows", "plots")
 # What an interval belongs to, where a row has its ends under `low` and `high`; else the figure just before them.
@@ -199,7 +199,8 @@ def _value(value: Any) -> Value:
         return _estimate(value["value"], value.get("low"), value.get("high"))
     if isinstance(value, list) and all(_is_scalar(one) for one in value):
         return Value(", ".join(number(one) if not isinstance(one, str) else _text(one) for one in value) or DASH)
-    return Value(_text(json.dumps(value, ensure_ascii=False)))
+    entries = value.items() if isinstance(value, dict) else enumerate(value, 1)
+    return Value("; ".join(f"{spoken(str(name))}: {_value(entry).text}" for name, entry in entries) or DASH)
 
 
 def _estimate(value: Any, low: Any, high: Any) -> Value:
@@ -231,17 +232,37 @@ def _is_flat(value: Any) -> bool:
 
 
 def _facts(report: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    asked, cost = _mapping(report.get("asked")), _mapping(report.get("cost"))
+    cost = _mapping(report.get("cost"))
+    begun = moment(report.get("created_at"))
+    again = moment(report.get("started_at"))
     facts = [
         ("Study", " ".join(filter(None, (_text(report.get("study")), _hash(report.get("id")))))),
         ("Scale", _text(report.get("scale"))),
-        ("Asked for", _asked(asked)),
-        ("Started", _text(report.get("created_at"))),
+        ("Asked for", _asked(_mapping(report.get("asked")))),
+        ("Started", begun),
+        ("Started again", again if again != begun else ""),
+        ("Cancelled", moment(report.get("cancelled_at"))),
+        ("Finished", "not yet: this is what there is so far" if _unfinished(report) else moment(report.get("finished_at"))),
         ("Jobs", _jobs(cost)),
         ("Job time", "" if cost.get("seconds") is None else duration(cost["seconds"])),
-        ("Machine", _text(report.get("machine"))),
+        ("Machine", _value(report.get("machine")).text),
     ]
     return tuple((name, text) for name, text in facts if text and text != DASH)
+
+
+def _unfinished(report: Mapping[str, Any]) -> bool:
+    return "finished_at" in report and report["finished_at"] is None and report.get("cancelled_at") is None
+
+
+def moment(value: Any) -> str:
+    """A time in UTC to the minute, of seconds since 1970 or of ISO 8601; text that is neither stays as it is."""
+    try:
+        if _is_number(value):
+            return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M} UTC"
+        found = datetime.fromisoformat(_text(value))
+    except (ValueError, OverflowError, OSError):
+        return _text(value)
+    return f"{found.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if found.tzinfo else f"{found:%Y-%m-%d %H:%M}"
 
 
 def _hash(number: Any) -> str:
@@ -257,11 +278,8 @@ def _asked(asked: Mapping[str, Any]) -> str:
 
 
 def _jobs(cost: Mapping[str, Any]) -> str:
-    states = [
-        f"{_text(cost[state])} {state}"
-        for state in ("succeeded", "failed", "cancelled", "waiting")
-        if _is_number(cost.get(state)) and cost[state]
-    ]
+    """How many there are, and how many of them are in which state."""
+    states = [f"{_text(count)} {spoken(state)}" for state, count in cost.items() if state not in ("jobs", "seconds") and count]
     if not _is_number(cost.get("jobs")):
         return ", ".join(states)
     return f"{_text(cost['jobs'])} ({', '.join(states)})" if states else _text(cost["jobs"])

@@ -20,14 +20,16 @@ __all__ = ["write"]
 
 
 def write(
-    report: Mapping[str, Any], folder: Path | str, *, stem: str = "report", plots: str = "plots", page: bool = True
+    report: Mapping[str, Any], folder: Path | str, *, stem: str = "report", plots: str | None = None, page: bool = True
 ) -> list[Path]:
     """Writes `<stem>.json`, `<stem>.md`, `<stem>.html` (with `page`) and `<plots>/*.svg` under `folder`, and returns their paths.
+    `plots` is by itself `plots` beside `report.md`, and the stem where that is another one.
 
     Each file is there as a whole or not at all, and the same report gives the same bytes. Plots of an earlier report that this
     one no longer has go away. Raises OSError where a file cannot be written.
     """
     folder = Path(folder)
+    plots = plots or ("plots" if stem == "report" else stem)
     pictures = {picture.name: picture for picture in content_of(report).pictures}
     texts = {folder / plots / f"{name}.svg": to_svg(picture.plot) for name, picture in pictures.items()}
     texts[folder / f"{stem}.json"] = json.dumps(plain(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -14,7 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from loopcore.reports import files, to_html, to_markdown, write
-from loopcore.reports.content import DASH, content_of, duration, number
+from loopcore.reports.content import DASH, content_of, duration, moment, number
 from loopcore.reports.drawing import _svg
 from loopcore.studies.verdicts import Estimate
 from tests.unit.made_up_report import report
@@ -281,7 +281,12 @@ def test_nothing_measured() -> None:
             "findings": [
                 {
                     "detail": {
-                        "rows": [{"cell": "a", "v": None, "low": None, "high": None}, {"cell": "b", "v": float("nan")}, {}],
+                        "rows": [
+                            {"cell": {"of": [None, {"x": None}]}},
+                            {"cell": "a", "v": None, "low": None, "high": None},
+                            {"cell": "b", "v": float("nan")},
+                            {},
+                        ],
                         "plots": [None, {"kind": "xy"}, {"kind": "heat"}, {"kind": "another"}, {}],
                         "nested": {"a": {"b": {"c": [{"d": None}]}}, "e": []},
                         "mixed": [1, None, {"x": 2}],
@@ -289,7 +294,10 @@ def test_nothing_measured() -> None:
                 }
             ]
         },
-        {"cost": {"jobs": None, "succeeded": 3, "seconds": None}, "provenance": {"packages": None, "commit": None}},
+        {
+            "cost": {"jobs": None, "succeeded": 3, "seconds": None},
+            "provenance": {"packages": None, "commit": None, "gpu": {"name": None}},
+        },
     ],
 )
 def test_any_field_may_be_missing(bare: Report, tmp_path: Path) -> None:
@@ -374,7 +382,7 @@ def test_the_same_report_gives_the_same_bytes(law: Report, tmp_path: Path) -> No
 
 
 def test_names_of_ones_own(law: Report, tmp_path: Path) -> None:
-    written = write(law, tmp_path, stem="budget-law", plots="budget-law", page=False)
+    written = write(law, tmp_path, stem="budget-law", page=False)
     assert sorted(path.relative_to(tmp_path).as_posix() for path in written) == [
         "budget-law.json",
         "budget-law.md",
@@ -443,3 +451,32 @@ def test_numbers(value: Any, text: str) -> None:
 )
 def test_durations(seconds: Any, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1764493964.5, "2025-11-30 09:12 UTC"),  # 20422 days and 33164.5 s since 1970
+        ("2026-11-30T10:12:44+01:00", "2026-11-30 09:12 UTC"),
+        ("2026-11-30T10:12:44", "2026-11-30 10:12"),
+        ("yesterday", "yesterday"),
+        (1e300, "1e+300"),
+        (None, ""),
+    ],
+)
+def test_moments(value: Any, text: str) -> None:
+    assert moment(value) == text
+
+
+def test_a_study_that_still_goes_on_says_so() -> None:
+    running = {"created_at": 1764493964.5, "started_at": 1764497564.5, "finished_at": None, "cancelled_at": None}
+    cost = {"jobs": 9, "succeeded": 4, "queued": 5, "failed": 0, "seconds": 720.0}
+    facts = dict(content_of(running | {"cost": cost}).facts)
+    assert facts["Started again"] == "2025-11-30 10:12 UTC"
+    assert facts["Finished"] == "not yet: this is what there is so far"
+    assert facts["Jobs"] == "9 (4 succeeded, 5 queued)"
+    assert facts["Job time"] == "12 min"
+    ended = dict(content_of(running | {"started_at": 1764493964.5, "finished_at": 1764497564.5}).facts)
+    assert ended["Finished"] == "2025-11-30 10:12 UTC"
+    assert "Started again" not in ended
+    assert "Finished" not in dict(content_of(running | {"cancelled_at": 1764497564.5}).facts)

@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.registry import LeaseLost, Run, RunState
+from services.registry import LeaseLost, RegistryUnavailable, Run, RunState
 from services.tracking import Tracking, TrackingError
-from workers.lease import HeldJob
+from workers.lease import HeldJob, Stop
 
-__all__ = ["STATUS", "Feed"]
+__all__ = ["STATUS", "Feed", "copy_key"]
 
 EVERY_S = 3.0  # seconds between two looks for new points
 BACKOFF_MOST_S = 60.0  # seconds between two tries at an MLflow that does not answer
 PATIENCE_S = 3.0  # seconds that one call is tried again
+LAST_S = 3.0  # seconds that MLflow has to catch up with a job that failed before it could say what its runs came to
 
 # What MLflow calls the end of a run.
 STATUS: dict[RunState, str] = {
@@ -33,6 +34,11 @@ STATUS: dict[RunState, str] = {
 }
 
 _log = logging.getLogger(__name__)
+
+
+def copy_key(run: Run) -> str:
+    """What an MLflow run is tagged with that copies this one: its number, and which registry's it is."""
+    return f"{run.id}@{run.started_at:.3f}"
 
 
 @dataclass
@@ -68,7 +74,15 @@ class Feed:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Ends what was not ended where the job failed; one that lost its lease has nothing to say any more."""
+        if isinstance(error, Exception) and not isinstance(error, LeaseLost | RegistryUnavailable):
+            state = RunState.CANCELLED if isinstance(error, Stop) else RunState.FAILED
+            unsaid = [followed.run for followed in self._followed.values() if followed.end is None]
+            for run in unsaid:
+                self.end(run, state)
+            if unsaid:
+                self.finish(LAST_S)
         self._over.set()
         self._hurry.set()
 
@@ -153,7 +167,7 @@ class Feed:
                 followed.name,
                 followed.params,
                 followed.tags,
-                key=f"{run.id}@{run.started_at:.3f}",
+                key=copy_key(run),
                 parent=parent,
                 started_at=run.started_at,
             )

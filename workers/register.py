@@ -24,6 +24,7 @@ from loopcore.recall import RecallNet
 from loopcore.specs import ModelName, RegisterJob, TrainSpec
 from loopcore.tasks import load_task
 from services.registry import Job, JobState, Run
+from workers.feed import copy_key
 from workers.lease import HeldJob
 from workers.probe import newest_good
 from workers.recording import flat, trained_run
@@ -73,7 +74,7 @@ def run(held: HeldJob) -> dict[str, Any]:
             f"train {trained.job}",
             flat(trained.spec),
             {"loop.job": str(trained.job)},
-            key=f"{trained.id}@{trained.started_at:.3f}",
+            key=copy_key(trained),
         )
         held.tracking.end_run(mlflow_run)
         version = held.tracking.register(

@@ -127,6 +127,7 @@ class Actors:
         self._settings = settings
         self._settings_json = settings.model_dump_json()
         self.watched: dict[Fence, Watch] = {}
+        self._closing: Any | None = None
 
     def start(self, job: Job, node: str) -> Watch:
         """Creates the actor of a claimed job on a node; it waits there if Ray has not got room yet. Raises Unfit."""
@@ -209,11 +210,17 @@ class Actors:
         if handle is not None:
             ray.kill(handle, no_restart=True)
 
-    def close(self, job: int) -> None:
-        """Has somebody on the cluster tidy up after a job that ended without its process."""
+    def close(self) -> bool:
+        """Has somebody on the cluster tidy up after jobs that ended without their processes; not while somebody is still at it.
+
+        Gives whether it was begun.
+        """
         import ray
 
-        ray.remote(_close).options(num_cpus=0, max_retries=0).remote(self._settings_json, job)
+        if self._closing is not None and not ray.wait([self._closing], timeout=0)[0]:
+            return False
+        self._closing = ray.remote(_close).options(num_cpus=0, max_retries=0).remote(self._settings_json)
+        return True
 
     def forget(self, fence: Fence) -> None:
         """Looks at an actor no more."""
@@ -244,8 +251,8 @@ def _load(entry: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), function)
 
 
-def _close(settings_json: str, job: int) -> None:
-    _load(CLOSER)(settings_json, job)
+def _close(settings_json: str) -> None:
+    _load(CLOSER)(settings_json)
 
 
 def _gone(text: str) -> str | None:

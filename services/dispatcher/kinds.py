@@ -9,7 +9,7 @@ __all__ = ["CLOSER", "ENTRIES", "RUNNER", "actor_cpus"]
 # Runs an attempt under its lease: called with the entry, the job, the attempt and the settings.
 RUNNER = "workers.lease:run_attempt"
 
-# Ends elsewhere what a job left open whose process is gone: called with the settings and the job.
+# Ends elsewhere what jobs left open whose processes are gone: called with the settings.
 CLOSER = "workers.closing:close"
 
 ENTRIES: dict[str, str] = {

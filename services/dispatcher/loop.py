@@ -17,7 +17,17 @@ import structlog
 from services.dispatcher.actors import Actors, News, Phase, Unfit, actor_name
 from services.dispatcher.cluster import Ledger, NoCluster, connect, knock, look, snapshot
 from services.dispatcher.kinds import ENTRIES
-from services.registry import Fence, Job, LeaseLost, Registry, RegistryUnavailable, SchemaTooNew, SchemaTooOld
+from services.registry import (
+    Fence,
+    Job,
+    JobNotFound,
+    JobState,
+    LeaseLost,
+    Registry,
+    RegistryUnavailable,
+    SchemaTooNew,
+    SchemaTooOld,
+)
 from services.settings import Settings
 
 __all__ = ["Dispatcher"]
@@ -31,6 +41,8 @@ SLOW_S = 2.0  # seconds after which an answer is so late that somebody knocks
 PATIENCE_S = 30.0  # seconds that Ray may take for one turn; it would end this process after 60
 STALE_S = 15.0  # seconds that a process which no longer holds its job has to end itself
 PRUNE_S = 3600.0  # seconds between two prunings
+TIDY_S = 3600.0  # seconds between two looks for what jobs left open, where nothing calls for one
+TIDY_FIRST_S = 300.0  # seconds until the first, which finds what was left while no dispatcher was up
 BEGINS_WITHIN_S = 300.0  # seconds that Ray has to find room for a claimed job's process and to start it
 STARTS_A_TURN = 16  # actors created before the loop looks elsewhere
 WAITING_SHOWN = 50  # jobs whose reason is kept fresh
@@ -60,6 +72,8 @@ class Dispatcher:
         self._reasons: dict[int, str] = {}
         self._due: dict[str, float] = {}
         self._in_ray_since: float | None = None
+        self._lost: set[int] = set()  # jobs that were lost and wait for another attempt
+        self._tidy_at = time.monotonic() + TIDY_FIRST_S
 
     def stop(self) -> None:
         """Ends `run` soon: no more claims; running jobs go on by themselves."""
@@ -87,7 +101,7 @@ class Dispatcher:
             self._hear(news)
         for job in self._queue.rescue():
             log.warning("rescued", job=job.id, attempt=job.attempt, state=job.state, why=job.reason)
-            self._tidy(job)
+            self._without_process(job)
         self._end_overdue()
         self._keep_pending()
         live, nodes = self._queue.live(), self._on_cluster(look)
@@ -102,6 +116,7 @@ class Dispatcher:
             self._explain(ledger)
             cluster = snapshot(ledger, self._reasons, address=self._address, problem=self._problem or None)
             self._queue.announce(self.name, socket.gethostname(), os.getpid(), cluster)
+            self._tidy()
         if self._every("prune", PRUNE_S):
             self._queue.prune(self._settings.retention_s)
 
@@ -191,12 +206,27 @@ class Dispatcher:
             log.info("ended", job=fence.job, attempt=fence.attempt)  # it wrote its end itself
         else:
             log.warning("lost", job=fence.job, attempt=fence.attempt, state=job.state, why=why)
-            self._tidy(job)
+            self._without_process(job)
 
-    def _tidy(self, job: Job) -> None:
-        """Has closed what is left open by a job that ended without its process."""
+    def _without_process(self, job: Job) -> None:
+        """Sees to it that what an attempt left open is closed, now or once its job is cancelled instead of tried again."""
         if job.ended:
-            self._on_cluster(lambda: self._actors.close(job.id))
+            self._tidy_at = 0.0
+        else:
+            self._lost.add(job.id)
+
+    def _tidy(self) -> None:
+        """Has closed, where that is due, what jobs left open that ended without their processes."""
+        for number in sorted(self._lost):
+            with suppress(JobNotFound):  # pruned, and long over
+                job = self._queue.job(number)
+                if job.state is JobState.QUEUED:
+                    continue
+                if job.ended:
+                    self._tidy_at = 0.0
+            self._lost.discard(number)
+        if time.monotonic() >= self._tidy_at and self._on_cluster(self._actors.close):
+            self._tidy_at = time.monotonic() + TIDY_S
 
     def _end_overdue(self) -> None:
         """Ends those that were asked to stop and did not within the grace, or ran past their time limit."""
@@ -213,7 +243,7 @@ class Dispatcher:
                 continue
             log.warning("killed", job=job.id, attempt=job.attempt, why="cancelled" if asked else "time limit")
             self._kill(job.fence)
-            self._tidy(ended)
+            self._without_process(ended)
 
     def _keep_pending(self) -> None:
         """Renews the leases of actors whose process has not begun: until it does it cannot do so itself."""
@@ -229,7 +259,7 @@ class Dispatcher:
                     beat = self._queue.beat(watch.fence, lease_s=self._settings.lease_s)
                     if not beat.cancel_requested:
                         continue
-                    self._queue.cancelled(watch.fence)
+                    self._without_process(self._queue.cancelled(watch.fence))
                 except LeaseLost:
                     pass
                 self._kill(watch.fence)
@@ -279,7 +309,7 @@ class Dispatcher:
             self._on_cluster(lambda: self._actors.start(job, node))
         except Unfit as error:
             log.warning("refused", job=job.id, attempt=job.attempt, why=str(error))
-            self._queue.fail(job.fence, str(error), retry=False)
+            self._without_process(self._queue.fail(job.fence, str(error), retry=False))
 
     def _explain(self, ledger: Ledger | None) -> None:
         self._reasons = {}

@@ -116,6 +116,20 @@ class Runs(Store):
 
         self.call("end a run", work)
 
+    def running(self) -> dict[str, str]:
+        """The key of every run that has not been ended, by the run's id."""
+
+        def work(client: MlflowClient) -> dict[str, str]:
+            place, found, token = experiment(client, self.settings), {}, None
+            while True:
+                page = client.search_runs([place], "attributes.status = 'RUNNING'", page_token=token)
+                found |= {run.info.run_id: run.data.tags.get(RUN_TAG, "") for run in page}
+                token = page.token
+                if not token:
+                    return found
+
+        return self.call("list open runs", work)
+
     def run(self, mlflow_run: str) -> MlflowRun:
         """MLflow's own record of a run."""
         return self.call("read a run", lambda client: client.get_run(mlflow_run))

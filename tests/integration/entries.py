@@ -37,13 +37,15 @@ def work(held: HeldJob) -> dict[str, Any]:
 
 
 def mirrored(held: HeldJob) -> dict[str, Any]:
-    """Opens a run here and in MLflow, then does not listen any more."""
+    """Opens a run here and in MLflow, then does not listen any more; with `error`, fails before it can say what came of it."""
     row = held.registry.records.open_run(held.fence, kind="mirrored", spec={})
     with Feed(held) as feed:
         feed.follow(row, name="mirrored")
         while feed.mlflow_run(row) is None:
             time.sleep(0.05)
         held.progress(1, 1)
+        if held.job.spec.get("error"):
+            raise ZeroDivisionError("the spec asked for this")
         time.sleep(3600)
     return {}
 

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from services.dispatcher.loop import Dispatcher
-from services.registry import AttemptOutcome, Job, JobState, Registry, RegistryUnavailable, migrate
+from services.registry import AttemptOutcome, Job, JobState, Registry, RegistryUnavailable, RunState, migrate
 from services.settings import Settings
+from services.tracking import Tracking
 from tests.integration.dispatching import DispatcherProcess, dispatching, settings_for, submit
 from tests.integration.ray_cluster import RayCluster, a_token, free_port, running_ray
 
@@ -196,13 +197,38 @@ def test_what_a_killed_job_left_open_in_mlflow_is_ended(
 ) -> None:
     from mlflow.tracking import MlflowClient
 
-    job = submit(registry, "mirrored")
-    eventually(lambda: registry.queue.job(job.id).progress, within_s=60)
-    registry.queue.cancel(job.id)
-    reaches(job, JobState.CANCELLED, within_s=20)
-    [run] = registry.records.runs(job.id)
+    """By every way in which a job ends without its process, and by one that fails before it has said anything."""
+    Tracking(settings).prepare()  # MLflow's own client would make the tables beside the jobs
     client = MlflowClient(tracking_uri=settings.mlflow_url)
-    eventually(lambda: client.get_run(run.mlflow_run or "").info.status == "KILLED", within_s=60)
+    failed = submit(registry, "mirrored", cpus=0.5, error=True)
+    cancelled, lost = (submit(registry, "mirrored", cpus=0.5, loss_budget=budget) for budget in (5, 0))
+    for job in (cancelled, lost):
+        eventually(lambda job=job: registry.queue.job(job.id).progress, within_s=90, what=f"the work of job {job.id}")
+    registry.queue.cancel(cancelled.id)
+    os.kill(begun(registry, lost) or 0, signal.SIGKILL)
+    reaches(failed, JobState.FAILED)
+    reaches(lost, JobState.FAILED)
+    reaches(cancelled, JobState.CANCELLED)
+
+    # One that was lost, and is cancelled while it waits for its next attempt: another takes its place on the cluster first.
+    waits = submit(registry, "mirrored", cpus=2)
+    eventually(lambda: registry.queue.job(waits.id).progress, within_s=60)
+    first = submit(registry, cpus=2, steps=10_000, priority=5)
+    os.kill(begun(registry, waits) or 0, signal.SIGKILL)
+    reaches(first, JobState.RUNNING)
+    [run] = registry.records.runs(waits.id)
+    assert (registry.queue.job(waits.id).state, run.state) == (JobState.QUEUED, RunState.RUNNING)
+    assert client.get_run(run.mlflow_run or "").info.status == "RUNNING"
+    registry.queue.cancel(waits.id)
+
+    for job, status in ((failed, "FAILED"), (lost, "FAILED"), (cancelled, "KILLED"), (waits, "KILLED")):
+        [run] = registry.records.runs(job.id)
+        assert run.state is {"FAILED": RunState.FAILED, "KILLED": RunState.CANCELLED}[status]
+        copy = run.mlflow_run or ""
+        what = f"the end of job {job.id} in MLflow as {status}"
+        eventually(lambda copy=copy, status=status: client.get_run(copy).info.status == status, within_s=60, what=what)
+    registry.queue.cancel(first.id)
+    reaches(first, JobState.CANCELLED)
 
 
 def pause(pid: int, settings: Settings) -> None:

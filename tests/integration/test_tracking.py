@@ -50,6 +50,14 @@ def test_a_run_is_opened_once(tracking: Tracking, client: MlflowClient) -> None:
     assert client.get_run(other).data.tags["mlflow.parentRunId"] == first
 
 
+def test_runs_that_nobody_ended_are_found_by_their_keys(tracking: Tracking) -> None:
+    left, ended, plain = (tracking.start_run(name, {}, {}, key=f"open:{name}") for name in ("left", "ended", "plain"))
+    tracking.end_run(ended, "KILLED")
+    found = tracking.running()
+    assert (found[left], found[plain]) == ("open:left", "open:plain")
+    assert ended not in found
+
+
 def test_a_curve_sent_twice_is_there_once(tracking: Tracking, client: MlflowClient) -> None:
     run = tracking.start_run("curve", {}, {}, key="curve")
     points = [CurvePoint(step, "loss", 1.0 / (step + 1)) for step in range(METRICS_A_CALL + 5)]

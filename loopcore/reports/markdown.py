@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loopcore.reports.content import DASH, MARKS, Content, Picture, Section, Table, Value, content_of
+from loopcore.reports.content import MARKS, Content, Picture, Section, content_of
+from loopcore.reports.values import DASH, Table, Value
 
 __all__ = ["to_markdown"]
 

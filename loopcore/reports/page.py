@@ -11,8 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from loopcore.figures import COLOURS
+from loopcore.reports.axes import GRID, INK, MUTED, PAPER
 from loopcore.reports.content import MARKS, Picture, content_of
-from loopcore.reports.drawing import GRID, INK, MUTED, PAPER, to_svg
+from loopcore.reports.drawing import to_svg
 
 __all__ = ["to_html"]
 
@@ -25,6 +26,7 @@ _INKS = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} | {
 }
 _COLOUR = re.compile(r"(?P<property>fill|stroke): (?P<hue>#[0-9a-f]{6})")
 _FONT = re.compile(r"font: (?P<before>[^;\"']*?)'DejaVu Sans'[^;\"]*")
+_RULES = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>\s*", re.DOTALL)  # the page's style has them
 _ID = re.compile(r'(?P<before>\bid="|href="#|url\(#)(?P<id>[^")]+)')
 
 
@@ -49,7 +51,7 @@ _SIGNS = {"shown": "\N{CHECK MARK}", "not shown": "\N{MULTIPLICATION X}", "undec
 
 def _inline(picture: Picture) -> Markup:
     """The plot as a part of the page: ids of its own, the page's font and colours."""
-    svg = to_svg(picture.plot, titled=False)
+    svg = _RULES.sub("", to_svg(picture.plot, titled=False))
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
     svg = _ID.sub(lambda found: f"{found['before']}{picture.name}-{found['id']}", svg)

@@ -14,8 +14,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from loopcore.reports import files, to_html, to_markdown, write
-from loopcore.reports.content import DASH, content_of, duration, moment, number
+from loopcore.reports.content import content_of
 from loopcore.reports.drawing import _svg
+from loopcore.reports.values import DASH, duration, moment, number
 from loopcore.studies.verdicts import Estimate
 from tests.unit.made_up_report import report
 
@@ -77,7 +78,10 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def every_finding() -> Report:
-    return report("inside-the-loop", "smoke", groups=("S3",))
+    found = report("inside-the-loop", "smoke", groups=("S3",))
+    for finding in found["findings"]:  # two of a finding show what twenty would
+        finding["detail"]["plots"] = finding["detail"].get("plots", [])[:2]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +186,8 @@ def test_every_run_of_a_finding_is_in_its_table(its_page: Page, every_finding: R
 
 
 def test_all_plots_are_in_the_page(its_page: Page, every_finding: Report) -> None:
-    count = sum(len(finding["detail"].get("plots", ())) for finding in every_finding["findings"])
-    assert sum(tag == "figure" for tag, _ in its_page.elements) == sum(tag == "svg" for tag, _ in its_page.elements) == count > 30
+    count = sum(len(finding["detail"]["plots"]) for finding in every_finding["findings"])
+    assert sum(tag == "figure" for tag, _ in its_page.elements) == sum(tag == "svg" for tag, _ in its_page.elements) == count > 20
 
 
 def test_each_section_tells_its_claim(its_page: Page, every_finding: Report) -> None:

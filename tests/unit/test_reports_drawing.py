@@ -14,7 +14,8 @@ from matplotlib.collections import QuadMesh
 from matplotlib.container import ErrorbarContainer
 
 from loopcore.reports import draw, to_png, to_svg
-from loopcore.reports.drawing import MOST_ENTRIES, _svg, describe
+from loopcore.reports.drawing import _svg
+from loopcore.reports.series import MOST_ENTRIES, describe
 from loopcore.studies.base import plain
 from loopcore.studies.drawings import XY, Heat, Mark, Series
 
@@ -212,9 +213,9 @@ def test_text_is_drawn_as_it_stands() -> None:
 def test_a_plot_in_words() -> None:
     plot = xy(Series("S3", [1, 2, 4], [0.5, None, 2]), marks=[Mark("x", 2, "T_train")], log=True)
     assert describe(plot) == (
-        "Title: accuracy against loops, both axes logarithmic. series S3 (2 points, 0.5 to 2). marked T_train (2)."
+        "Title: accuracy against loops, both axes logarithmic. Series S3 (2 points, 0.5 to 2). Marked T_train (2)."
     )
-    assert describe(heat(6, 4)) == "Accuracy: position against loop. heat map of 6 by 4, values from 0 to 1."
+    assert describe(heat(6, 4)) == "Accuracy: position against loop. Heat map of 6 by 4, values from 0 to 1."
 
 
 def test_png() -> None:

@@ -43,7 +43,7 @@ DASHES: tuple[Any, ...] = ("--", (0, (1, 1.5)), "-.", (0, (6, 2, 1, 2, 1, 2)))
 
 def new_plot(plot: Plot, titled: bool, entries: int) -> tuple[Figure, Axes]:
     """Axes with the plot's labels, and its title and note where it is `titled`; high enough for `entries` rows of a legend."""
-    title = drawn_text(plot.get("title"), 64) if titled else ""
+    title = drawn_text(plot.get("title"), 54) if titled else ""
     note = drawn_text(plot.get("note"), 86) if titled else ""
     lines = note.count("\n") + 1 if note else 0
     height = HEIGHT + ROW * entries + (0.2 * (title.count("\n") + 1) if title else 0) + 0.17 * lines

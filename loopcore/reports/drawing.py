@@ -195,11 +195,13 @@ def _shifts(curves: Sequence[Curve]) -> dict[tuple[int, int], float]:
         if curve.style == "points":
             for i in np.flatnonzero(curve.drawn):
                 places[float(curve.x[i])].append((id(curve), int(i)))
-    if not places or len(places) > 8:
+    count = sum(map(len, places.values()))
+    if not places or len(places) > (8 if count < 2 * len(places) else 24):
         return {}
     found = {}
+    room = min(30.0, 45.0 * WIDTH / len(places))
     for together in places.values():
-        step = min(6.0, 30.0 / len(together))
+        step = min(6.0, room / len(together))
         for rank, key in enumerate(together):
             found[key] = (rank - (len(together) - 1) / 2) * step
     return found

@@ -16,7 +16,7 @@ def come_to(cell: Cell) -> CellResult:
     """A run that goes as published: tied models serial, untied ones scanning, direct S5 stuck, late loops hurting."""
     train, family = cell.train, str(cell.axes["family"])
     length, loops, tied = train.contract.longest, int(train.contract.loops.loops(train.contract.longest)), train.model.tied
-    v = length / loops * WOBBLE[cell.seed % 3]
+    v = length / loops * WOBBLE[cell.seed % len(WOBBLE)]
     accuracy = {"direct": 0.18, "untied": 0.99}.get(family, 1.0)
     rows = speed_rows(v, 0.02 * v, tau_mean=1.2 * v, tau_p90=1.03 * v, r2_frontier=0.97 + 0.01 * (cell.seed % 3), cone=1.1 * v)
     rows += tau_rows(cell, (lambda n: n / v) if tied else (lambda n: 1 + math.log2(n)))

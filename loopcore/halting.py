@@ -1,7 +1,8 @@
 """When a row may stop looping: what a probe measured about it, and the rules a request may ask for.
 
 `rule` is the published one, T* = ceil(n / v_hat) (arXiv 2607.20594), plus a burn-in measured on held-out words. `fixed`
-stops after a given number of loops. Both know the exit beforehand and cost nothing to check. The others watch the row:
+stops after a given number of loops; `calibrated` after T* and a margin that was tested (see `loopcore.calibration`). These
+three know the exit beforehand and cost nothing to check. The others watch the row:
 `converged` and `cosine` its state, `entropy`, `kl` and `argmax_stable` its prediction, and these three pay a readout at
 every check. A row is judged by the worst of its own valid positions, never by its batch-mates.
 
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from loopcore.calibration import Calibration, calibrated_loops
 from loopcore.errors import InputError, Undecided
 from loopcore.specs.halting import HaltingSpec
 
@@ -39,7 +41,7 @@ __all__ = [
     "state_residual",
 ]
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2  # 1 had no calibration, and is read still
 BURN_IN_TOLERANCE = 0.005  # token accuracy that a burn-in may leave below the best over all loops watched
 STATE_RULES = frozenset({"converged", "cosine"})
 LOGITS_RULES = frozenset({"entropy", "kl", "argmax_stable"})
@@ -75,6 +77,8 @@ class HaltingProfile:
     """Loops with the best token accuracy at the longest length."""
     within_tolerance: bool = True
     """Whether T* at the longest length comes within `BURN_IN_TOLERANCE` of that best."""
+    calibration: Calibration | None = None
+    """What `calibrated:eps` halts by."""
     version: int = PROFILE_VERSION
 
     def __post_init__(self) -> None:
@@ -124,7 +128,9 @@ class HaltingProfile:
     def from_json(cls, content: dict[str, Any]) -> HaltingProfile:
         """The inverse of `to_json`. Raises InputError for another version and for missing or unknown fields."""
         version = content.get("version")
-        if version != PROFILE_VERSION:
+        if version == 1:
+            content = content | {"calibration": None, "version": PROFILE_VERSION}
+        elif version != PROFILE_VERSION:
             raise InputError(
                 f"expected a halting profile of version {PROFILE_VERSION}, got version {version!r}; probe the run again with "
                 f"this Loopcore, or update it"
@@ -135,6 +141,8 @@ class HaltingProfile:
         known: dict[str, Any] = content | {"lengths": tuple(content["lengths"])}
         for name in ("accuracy_TN", "exact_TN"):
             known[name] = tuple(tuple(row) for row in content[name])
+        if known["calibration"] is not None:
+            known["calibration"] = Calibration.from_json(known["calibration"])
         return cls(**known)
 
 
@@ -206,8 +214,18 @@ def _burn_in_at(accuracy_T: tuple[float, ...], length: int, v: float, tolerance:
     return BurnIn(burn_in, base + burn_in, reached, accuracy_T.index(best) + 1, best, best - reached <= tolerance, accuracy_T)
 
 
-def measure_halting(correct_TBN: Tensor, speed: Speed, *, causal: bool, tolerance: float = BURN_IN_TOLERANCE) -> HaltingProfile:
-    """The profile of a model from `correct_by_loop` and its speed. Raises Undecided where ceil(n / v) was not watched."""
+def measure_halting(
+    correct_TBN: Tensor,
+    speed: Speed,
+    *,
+    causal: bool,
+    calibration: Calibration | None = None,
+    tolerance: float = BURN_IN_TOLERANCE,
+) -> HaltingProfile:
+    """The profile of a model from `correct_by_loop` and its speed; `calibration` is of other words, over the fixed budget.
+
+    Raises Undecided where ceil(n / v) was not watched.
+    """
     from loopcore.instruments.accuracy import exact_by_prefix
 
     loops, words, length = correct_TBN.shape
@@ -226,6 +244,7 @@ def measure_halting(correct_TBN: Tensor, speed: Speed, *, causal: bool, toleranc
         r2=speed.r2,
         best_loops=found.best_loops,
         within_tolerance=found.within_tolerance,
+        calibration=calibration,
     )
 
 
@@ -268,9 +287,11 @@ class Halting:
         return self.spec.kind in STATE_RULES
 
     def plan(self, length: int) -> Plan:
-        """Bounds and, for `rule` and `fixed`, the exit. Raises InputError for a demand above what is allowed for the length."""
+        """Bounds and, for rules that do not watch, the exit. Raises InputError for a demand above what is allowed for the length,
+        and for an eps that cannot be promised."""
         spec, most = self.spec, self.allowed(length)
-        for name, asked in (("fixed", spec.loops), ("min_loops", spec.min_loops)):
+        calibrated = None if spec.eps is None else calibrated_loops(self.profile, length, spec.eps)
+        for name, asked in (("fixed", spec.loops), ("calibrated", calibrated), ("min_loops", spec.min_loops)):
             if asked is not None and asked > most:
                 raise InputError(
                     f"{name} asks for {asked} loops, at most {most} are allowed for a word of length {length}; ask for fewer"
@@ -281,6 +302,8 @@ class Halting:
         elif spec.kind == "rule":
             assert self.profile is not None
             wanted = self.profile.planned_loops(length)
+        elif spec.kind == "calibrated":
+            wanted = calibrated
         else:
             return Plan(None, spec.min_loops, max_loops, spec.kind)
         assert wanted is not None

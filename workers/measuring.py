@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from loopcore.calibration import Calibration, count_lost, measure_promise, planned
 from loopcore.contract import Stages
 from loopcore.errors import InputError, Undecided
 from loopcore.halting import HaltingProfile, measure_halting
@@ -37,6 +38,10 @@ __all__ = ["Probed", "measure"]
 DAMAGED = (1, 2)  # positions, from 0: of the early ones most positions are left behind them
 POSITIONS_AT_ONCE = 65_536  # of one batch of words: bounds the memory that long words take
 WORDS_AT_ONCE = 256
+APART = 2**30  # between the seed of the words that v_hat is measured on and those of calibrations
+PROMISED = 0.01  # eps of which rows are kept, and of the instrument calibration
+DRAWS = 20  # calibrations of that instrument
+TRUTH = 10  # times as many words, to measure what their margins lose
 
 Tell = Callable[[int, int, str], None]
 
@@ -71,6 +76,7 @@ class _Probe:
         if clipped:
             self.found.undecided["loops"] = clipped
         self.speed: Speed | None = None
+        self.profile: HaltingProfile | None = None
         self.note: Callable[[str], None] = lambda _: None
 
     @property
@@ -101,6 +107,25 @@ class _Probe:
         )
         return correct_TBN, clipped
 
+    def lost(self, draw: int, words: int) -> Calibration:
+        """Words lost against the fixed budget, over words of draw number `draw`, which no other draw and no instrument has.
+
+        Draws are independent, which is what the bound asks for: of a task with few words two draws may share some.
+        """
+        budget = max(self.train.contract.most_loops, self.trained_loops)
+        limit: int | None = getattr(self.model, "untied_loops", None)
+        correct_TBN = correct_by_loop(
+            self.model,
+            self.task,
+            words=words,
+            length=self.length,
+            loops=budget if limit is None else min(budget, limit),
+            seed=(self.spec.seed + APART + draw) % 2**31,
+            reveal_per_loop=self.stages.reveal_per_loop,
+            batch=self.batch(self.length),
+        )
+        return count_lost(correct_TBN)
+
     def at(self, length: int) -> dict[str, int]:
         """The length as an axis: rows that name none are read as those of the contract's longest."""
         return {} if length == self.train.contract.longest else {"length": length}
@@ -122,6 +147,7 @@ class _Probe:
             "damage": self.damage,
             "tail": self.tail,
             "schedules": self.schedules,
+            "calibration": self.calibration,
         }
         asked = [name for name in named if name in self.spec.instruments]
         for done, name in enumerate(asked, 1):
@@ -162,12 +188,23 @@ class _Probe:
     def halting(self) -> None:
         if self.speed is None:
             raise Undecided("there is no speed to plan loops by: see frontier")
-        profile: HaltingProfile = measure_halting(self.correct_TBN, self.speed, causal=self.train.model.looks_back_only)
+        causal = self.train.model.looks_back_only
+        lost = self.lost(0, self.spec.calibration_words)
+        self.profile = profile = measure_halting(self.correct_TBN, self.speed, causal=causal, calibration=lost)
         axes = {"length": self.length}
         self.found.rows.append({"instrument": "burn_in", "axes": axes, "value": profile.burn_in, "low": None, "high": None})
+        margin: int | None = None
+        try:
+            margin = lost.margin(planned(profile), PROMISED)
+        except Undecided as reason:
+            self.found.undecided["halting.margin"] = str(reason)
+        else:
+            axes = {"eps": PROMISED, **axes}
+            self.found.rows.append({"instrument": "margin", "axes": axes, "value": margin, "low": None, "high": None})
         self.found.figures |= {
             "burn_in": profile.burn_in,
             "planned_loops": profile.planned_loops(self.length),
+            "margin": margin,
             "within_tolerance": profile.within_tolerance,
             "profile": profile.to_json(),
         }
@@ -248,6 +285,27 @@ class _Probe:
             axes = {"schedule": schedule, **self.at(self.length)}
             self.found.rows += accuracy.rows(instrument="schedules", axes=axes, positions=False)
         self.found.figures["schedules"] = {schedule: accuracy.token_T[at] for schedule, accuracy in shown.items()}
+
+    def calibration(self) -> None:
+        """Whether margins chosen on independent draws of words lose no more than they promise, on many other words."""
+        if self.profile is None:
+            raise Undecided("there is no T* to set margins by: see halting")
+        drawn: list[Calibration] = []
+        for draw in range(1, DRAWS + 1):
+            self.note(f"calibration {draw} of {DRAWS}")
+            drawn.append(self.lost(draw, self.spec.calibration_words))
+        truth = self.lost(DRAWS + 1, TRUTH * self.spec.calibration_words)
+        promise = measure_promise(drawn, truth, planned(self.profile), PROMISED)
+        self.found.rows += promise.rows(self.at(self.length))
+        self.found.figures["calibration"] = {
+            "eps": PROMISED,
+            "kept": promise.kept,
+            "draws": DRAWS,
+            "loops": promise.loops,
+            "fixed_loops": promise.fixed_loops,
+            "worst_risk": max(promise.risks_D),
+            "words": truth.words,
+        }
 
     def require_an_order(self) -> None:
         if self.squares:

@@ -47,7 +47,7 @@ class LoopedModel(PythonModel):
         """One row a word: `answer` (text for text, ids for ids), `loops`, `loops_planned`, `exit_reason`.
 
         Words are text or lists of token ids: a list of them, a column of a DataFrame, or ids as an array [B, N]. `params` may
-        have `halt`, a rule in its short form (`rule`, `fixed:12`, `converged`); by default `rule`, or the loops of the training
+        have `halt`, a rule in its short form (`rule`, `fixed:12`, `calibrated:0.01`, `converged`); by default `rule`, or the loops of the training
         contract where no speed was measured. Raises InputError for a word or a rule that the model cannot take.
         """
         words = list(_words(model_input))
@@ -78,7 +78,7 @@ class LoopedModel(PythonModel):
         tokens = tuple(self.task.encode(word) if isinstance(word, str) else word)
         if asked is None:
             asked = HaltingSpec() if self.profile else HaltingSpec(kind="fixed", loops=self._budget(len(tokens)))
-        if asked.kind not in ("rule", "fixed"):
+        if asked.watches:
             asked = asked.model_copy(update={"max_loops": default_max_loops(self.profile)(len(tokens))})
         return Request(tokens, asked)
 

@@ -12,6 +12,7 @@ __all__ = ["Event", "ExitReason", "Finished", "LoopEvent", "Request", "Ticket"]
 ExitReason = Literal[
     "rule",  # T* loops, as measured for the model
     "fixed",  # the loops that were asked for
+    "calibrated",  # the fewest loops that were promised to lose less than eps
     "converged",  # a rule that watches the row, by its name
     "entropy",
     "kl",

@@ -10,7 +10,7 @@ from loopcore.specs.base import PositiveInt, Probability, Spec
 
 __all__ = ["SPEED_LEVEL", "Instrument", "ProbeSpec"]
 
-Instrument = Literal["frontier", "tau", "halting", "accuracy", "damage", "tail", "schedules"]
+Instrument = Literal["frontier", "tau", "halting", "accuracy", "damage", "tail", "schedules", "calibration"]
 
 SPEED_LEVEL = 0.8
 """Where v_hat is read. The accuracy of the position that is just being solved is .85 to .97 in trained models (S3, T = n = 8,
@@ -26,16 +26,20 @@ class ProbeSpec(Spec):
     """The `train` job whose run is measured; the probe waits for it."""
     instruments: tuple[Instrument, ...] = Field(default=("frontier", "tau", "halting"), min_length=1)
     """`frontier`: longest solved prefix per loop and v_hat from its slope. `tau`: convergence time of every position and v_hat
-    from its slope. `halting`: burn-in of T* = ceil(n / v_hat) and the curve of accuracy against loops. `accuracy`: accuracy by
-    loops at each of `lengths` (at `length` it is always measured). `damage`: damage cones and the speed of their edge. `tail`:
-    the four metrics of the end of the loop, at T(n). `schedules`: accuracy with the contract's input schedule, and with all
-    inputs visible. What a model or task has no trace of is undecided, with the reason."""
+    from its slope. `halting`: burn-in of T* = ceil(n / v_hat), the curve of accuracy against loops, and the words that stopping
+    early loses, which `calibrated:eps` halts by. `accuracy`: accuracy by loops at each of `lengths` (at `length` it is always
+    measured). `damage`: damage cones and the speed of their edge. `tail`: the four metrics of the end of the loop, at T(n).
+    `schedules`: accuracy with the contract's input schedule, and with all inputs visible. `calibration`: in how many of 20
+    calibrations, each on words of its own, `calibrated:0.01` keeps its promise. What a model or task has no trace of is undecided, with the reason."""
     length: PositiveInt | None = None
     """Word length n. Empty: the longest length of the run's contract."""
     lengths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1, max_length=16)
     """Word lengths of `accuracy`, each watched for `loops_factor` T(n). Empty: `length` alone."""
     words: PositiveInt = Field(default=512, le=100_000)
     """Held-out words measured."""
+    calibration_words: PositiveInt = Field(default=4096, le=1_000_000)
+    """Held-out words behind `calibrated:eps`, others than those that v_hat is measured on: with n of them an eps of 3 / n or
+    more can be promised, and from some 40 / n on the promise costs few loops."""
     loops_factor: float = Field(default=1.5, ge=1.0, le=4.0)
     """Loops watched, as a multiple of the contract's T(n); of an untied model at most those it has. Past about 2 T
     overthinking makes solved words look unsolved."""
@@ -67,4 +71,6 @@ class ProbeSpec(Spec):
     def _halting_needs_speed(self) -> ProbeSpec:
         if "halting" in self.instruments and "frontier" not in self.instruments:
             raise ValueError("the halting instrument needs v_hat: add frontier to instruments")
+        if "calibration" in self.instruments and "halting" not in self.instruments:
+            raise ValueError("the calibration instrument needs T*: add frontier and halting to instruments")
         return self

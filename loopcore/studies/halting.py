@@ -26,6 +26,7 @@ NEAR = 2.0  # loops: T* counts as right within 2 loops of the best [?]
 PLATEAU = 0.005  # token accuracy within which loops count as equally good (halting.BURN_IN_TOLERANCE)
 HURT = 0.05  # token accuracy lost from T* to 3 T*: the line for "removed" [?]
 FAR = 3  # times T*
+KEPT = 0.95  # share of calibrations that have to keep their promise
 SAME_SPEED = (0.9, 1.1)  # v with the remedy over v without: unchanged within 10 % [?]
 
 RESCUE = Claim(
@@ -60,7 +61,10 @@ def work(ask: Ask) -> Iterator[Cell]:
     for demand in (1.0,) if ask.scale == "smoke" else (0.5, 1.0, 2.0):
         for group in groups:
             for seed in ask.seed_range():
-                yield recipes.free(ask, NAME, group, seed, demand, (recipes.SPEED, recipes.FAR))
+                probes = [recipes.SPEED, recipes.FAR]
+                if demand == 1.0 and group == groups[0] and ask.scale != "gpu":
+                    probes.append(recipes.CALIBRATION)
+                yield recipes.free(ask, NAME, group, seed, demand, probes)
     for seed in ask.seed_range():
         yield recipes.with_extra_loops(ask, NAME, groups[0], seed, (recipes.SPEED, recipes.FAR))
 
@@ -145,10 +149,46 @@ def _saved(run: Run) -> float:
     return 1.0 - sum(run.planned_loops(n) for n in range(1, run.length + 1)) / (run.length * run.planned_loops(run.length))
 
 
-def _rule(runs: list[Run]) -> Finding:
-    found = sample(runs, _lost)
+def _kept(run: Run) -> Estimate:
+    run.require_learned()
+    return Estimate(run.calibration("kept")[0])
+
+
+def _calibrated(runs: list[Run]) -> dict[str, Any]:
+    """Whether `calibrated:0.01` keeps its promise, and at how many loops (not in the paper)."""
+    asked = [run for run in runs if any(probe.name == recipes.CALIBRATION for probe in run.cell.probes)]
+    if not asked:
+        return {"verdict": Verdict.UNDECIDED, "reason": "Nothing was calibrated at this scale.", "kept": None, "draws": 0}
+    found = sample(asked, _kept)
     if not found.used:
-        return RULE.finding(Verdict.UNDECIDED, f"No run to judge by.{found.absent()}", seconds=found.seconds)
+        return {"verdict": Verdict.UNDECIDED, "reason": f"Nothing was calibrated.{found.absent()}", "kept": None, "draws": 0}
+    rows = [
+        {"cell": run.cell.name}
+        | {of: run.calibration(of)[0] for of in ("kept", "draws", "loops", "fixed_loops")}
+        | {"worst_risk": max(run.calibration("risk")), "margins": run.calibration("margin")}
+        for run in found.runs
+    ]
+    kept, draws = (int(sum(row[of] for row in rows)) for of in ("kept", "draws"))
+    loops, fixed = (sum(row[of] for row in rows) / len(rows) for of in ("loops", "fixed_loops"))
+    good = all(row["kept"] >= KEPT * row["draws"] and row["loops"] < row["fixed_loops"] for row in rows)
+    return {
+        "verdict": Verdict.SHOWN if good else Verdict.NOT_SHOWN,
+        "reason": f"calibrated:0.01 keeps its promise in {kept} of {draws} calibrations, with {loops:.1f} loops a word, the mean "
+        f"of all lengths to N, where the fixed budget has {fixed:.1f}.{found.absent()}",
+        "kept": kept,
+        "draws": draws,
+        "loops": loops,
+        "fixed_loops": fixed,
+        "seeds": found.seeds,
+        "rows": rows,
+    }
+
+
+def _rule(runs: list[Run]) -> Finding:
+    found, calibrated = sample(runs, _lost), _calibrated(runs)
+    if not found.used:
+        reason = f"No run to judge by.{found.absent()} {calibrated['reason']}"
+        return RULE.finding(Verdict.UNDECIDED, reason, seconds=found.seconds, detail={"calibrated": calibrated})
     lost, distance = mean_of(found.estimates), mean_of([_distance(run) for run in found.runs])
     saved = sum(map(_saved, found.runs)) / len(found.runs)
     rows: list[dict[str, Any]] = []
@@ -167,11 +207,12 @@ def _rule(runs: list[Run]) -> Finding:
     return RULE.finding(
         all_of([judge(lost, high=GAP), judge(distance, high=NEAR)]),
         f"At T* token accuracy is {lost} below the best, and T* is {distance} loops from it, at N and {RESCUE_AT:g} N over "
-        f"{len(found.used)} runs; words of all lengths to N take {saved:.0%} fewer loops than T*(N) for each.{found.absent()}",
+        f"{len(found.used)} runs; words of all lengths to N take {saved:.0%} fewer loops than T*(N) for each.{found.absent()} "
+        f"{calibrated['reason']}",
         estimate=lost,
         seeds=found.seeds,
         seconds=found.seconds,
-        detail={"rows": rows, "loops_off": vars(distance), "loops_saved": saved},
+        detail={"rows": rows, "loops_off": vars(distance), "loops_saved": saved, "calibrated": calibrated},
     )
 
 

@@ -10,6 +10,7 @@ The rows that are read, by instrument and axes (the instruments of `loopcore.ins
     damage_onset        patched, distance
     tail                of: one of the four metrics; loop
     schedules           schedule: streaming or all; of: token, exact, last; loop
+    calibration         of: kept, draws, loops, fixed_loops; of: margin, risk, by draw
 """
 
 from __future__ import annotations
@@ -180,6 +181,13 @@ class Run:
         if self.loops not in found:
             raise Undecided(self._why("schedules", f"no accuracy with the schedule {schedule} after {self.loops} loops"))
         return found[self.loops].estimate
+
+    def calibration(self, of: str) -> list[float]:
+        """A figure of `calibrated:eps` over its draws; `risk` and `margin` by draw."""
+        found = sorted((row.axes.get("draw", 0), row.value) for row in self._rows("calibration", of=of))
+        if not found:
+            raise Undecided(self._why("calibration", "no calibrations"))
+        return [value for _, value in found]
 
     def cone_ratio(self) -> Estimate:
         """Speed of the damage cone's edge over v by the mean of tau."""

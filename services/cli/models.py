@@ -126,7 +126,7 @@ def predict(
     halt: str = typer.Option(
         None,
         metavar="RULE",
-        help="rule, converged, converged:0.05, fixed:12, ...; by default the model's own.",
+        help="rule, converged, converged:0.05, fixed:12, calibrated:0.01, ...; by default the model's own.",
         show_default=False,
     ),
     trace: bool = typer.Option(False, "--trace", help="Print the prediction after every loop, as it comes."),

@@ -71,7 +71,7 @@ class Loaded:
 
     def bounded(self, halting: HaltingSpec, length: int) -> HaltingSpec:
         """A rule that watches the word and names no bound gets one: a word that never settles must end all the same."""
-        if halting.kind in ("rule", "fixed") or halting.max_loops is not None:
+        if not halting.watches or halting.max_loops is not None:
             return halting
         most = max(default_max_loops(self.profile)(length), halting.min_loops)
         return halting.model_copy(update={"max_loops": most})

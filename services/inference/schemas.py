@@ -63,7 +63,7 @@ class PredictRequest(Spec):
     inputs: Words
     """A word as text (its symbols apart by spaces) or as token ids, or a list of words."""
     halt: Halt | None = None
-    """When a word may stop: `rule`, `converged`, `converged:0.05`, `fixed:12`, `argmax_stable:5`, ... or the same with all its
+    """When a word may stop: `rule`, `converged`, `converged:0.05`, `fixed:12`, `calibrated:0.01`, ... or the same with all its
     fields. Empty: the model's own, `rule` where its speed was measured."""
     min_loops: PositiveInt | None = None
     """Never fewer loops than this; for `halt` in its short form."""
@@ -136,7 +136,7 @@ class Answer(_Body):
     loops_used: int
     """Loops this word went through."""
     loops_planned: int | None
-    """Loops planned when it came, T* = ceil(n / v) + burn-in for `rule`; none for rules that watch the word."""
+    """Loops planned when it came, T* = ceil(n / v) + burn-in for `rule`, T* and its margin for `calibrated`; none for rules that watch the word."""
     loops_budget: int
     """Loops a fixed budget would have spent: the most that were trained, or what the contract asks for a longer word."""
     exit_reason: ExitReason

@@ -34,6 +34,9 @@ Outcome = Literal["running", "solved", "unsolved", "finished", "diverged"]
 
 EVALUATED_AT_ONCE = 16_384  # positions of one forward pass in an evaluation: bounds its memory
 OF_START = {"readout_init", "untied_loops", "max_length"}  # model fields that change no function that weights of one shape have
+CALLED_OFF = (
+    2.0  # times the errors that a cool-down may begin with: with more, the loss has risen again and the rate goes back up
+)
 SAMPLING_ERROR = 0.03  # all pairs of a group are evaluated once the held-out sample is this near to what ends their stage
 
 
@@ -75,7 +78,7 @@ class Training:
         self.step_count = 0
         self._has_weights = spec.start_from is None
         self.cooldown_from: int | None = None
-        """Optimizer step (from 0) that the cool-down begins at; None while nobody knows."""
+        """Optimizer step (from 0) that the cool-down begins at; None while nobody knows, and where it was called off."""
         self.diverged_at: int | None = None
         """The optimizer step (from 1) whose loss or gradient was not finite. It changed no weight."""
         self.evaluation: dict[str, float] | None = None
@@ -305,13 +308,11 @@ class Training:
         optimizer = self.spec.optimizer
         if self.stages.advance(accuracy):
             self.best = None
-        elif (
-            self.stages.last
-            and optimizer.decay == "cooldown"
-            and self.cooldown_from is None
-            and accuracy >= optimizer.cooldown_at
-        ):
-            self.cooldown_from = self.step_count
+        elif self.stages.last and optimizer.decay == "cooldown":
+            if self.cooldown_from is None and accuracy >= optimizer.cooldown_at:
+                self.cooldown_from = self.step_count
+            elif self.cooldown_from is not None and 1.0 - accuracy > CALLED_OFF * (1.0 - optimizer.cooldown_at):
+                self.cooldown_from = None
 
     def _loss(self, batch: Batch, loops: int) -> Tensor:
         """What a step makes smaller, in nats a position."""

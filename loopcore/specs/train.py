@@ -37,7 +37,8 @@ class OptimizerSpec(Spec):
     cooldown: PositiveInt = 300
     """Steps of the cool-down."""
     cooldown_at: UnitInterval = 0.97
-    """Held-out token accuracy on the last stage that starts the cool-down."""
+    """Held-out token accuracy on the last stage that starts the cool-down. One that has twice as many errors at a later
+    evaluation is called off: the learning rate is constant again until this is reached once more."""
 
 
 class TrainSpec(Spec):

@@ -68,6 +68,25 @@ def advanced(run: Training, steps: int) -> list[dict[str, float]]:
     return found
 
 
+# Cool-down
+
+
+def test_a_cooldown_that_the_loss_rises_in_is_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that may begin with 10 % errors goes on with 20 % and is called off with more, at its last evaluation too."""
+    run = Training(
+        spec_of(contract={"lengths": [2]}, optimizer={"warmup": 0, "cooldown": 40, "cooldown_at": 0.9, "lr": 0.01}, steps=150)
+    )
+    said = iter([0.91, 0.8, 0.79, 0.89, 0.9, 0.95, 0.95, 0.95, 0.6, 0.9, 0.9, 0.9, 0.9, 0.9])  # after steps 10, 20, ..
+    monkeypatch.setattr(run, "evaluate", lambda: {"length": 2, "loops": 2, "loss": 1.0, "token_accuracy": next(said)})
+    rates = [metrics["lr"] for metrics in advanced(run, 150)]
+    assert len(rates) == 140  # 100 + 40
+    # Begins at 10; called off at 30; begins at 50; called off at 90, where it would have ended; begins at 100 and ends.
+    for step, share in [(9, 1), (10, 1), (20, 3 / 4), (29, 21 / 40), (30, 1), (49, 1), (50, 1), (89, 1 / 40), (90, 1), (99, 1)]:
+        assert rates[step] == pytest.approx(0.01 * share), step
+    assert rates[139] == pytest.approx(0.01 / 40)
+    assert run.cooldown_from == 100
+
+
 # Resuming
 
 
@@ -322,8 +341,9 @@ def test_what_is_not_finite_is_an_outcome(tmp_path: Path, where: str) -> None:
         if where == "loss":
             run.model.embedding_VD[0, 0] = math.nan
         else:
-            run.model.readout_matrix.weight.fill_(1.0)
-            run.model.readout_matrix.weight[0] = 1e30
+            # Not one number in all places: the norm before it takes that direction out, but for rounding.
+            run.model.readout_matrix.weight.zero_()
+            run.model.readout_matrix.weight[0] = torch.linspace(-1e30, 1e30, run.spec.model.width)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     progress = run.advance()
     assert (progress.step, progress.evaluated) == (5, False)

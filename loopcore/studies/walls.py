@@ -53,8 +53,6 @@ def work(ask: Ask) -> Iterator[Cell]:
         yield recipes.free(ask, NAME, "A5", seed, probes=probes)
     for seed in ask.seed_range():
         yield recipes.operator_first(ask, NAME, "S5", seed, curriculum=False, probes=(recipes.FAR,))
-    # Six minutes a run on a CPU: one seed, unless more are asked for.
-    for seed in ask.seed_range(cpu=1):
         yield recipes.operator_first(ask, NAME, "S5", seed, curriculum=True, probes=probes)
 
 

@@ -106,7 +106,7 @@ def test_three_seeds_on_a_cpu_and_one_where_a_run_costs_five_minutes() -> None:
     for cell in ALL.cells("cpu"):
         seeds.setdefault(cell.name.rsplit("/", 1)[0], set()).add(cell.seed)
     few = {name for name, found in seeds.items() if found != {0, 1, 2}}
-    assert few == {"untied/A5/n8/T8/L1/d96-depth", "operator-first/S5/n6/T6/L1"}
+    assert few == {"untied/A5/n8/T8/L1/d96-depth"}
     assert sum(cell.expected_s or 0 for cell in ALL.cells("cpu")) < 3 * 3600  # one thread; two run side by side
     assert {cell.seed for cell in STUDIES["walls"].cells("cpu", seeds=2)} == {0, 1}
 

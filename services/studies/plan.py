@@ -17,10 +17,14 @@ __all__ = ["plan", "probe_key"]
 def plan(
     cells: Iterable[Cell], *, priority: int = 0, user: str | None = None, provenance: dict[str, Any] | None = None
 ) -> list[Work]:
-    """Each training with its probes behind it, in the order of the cells: what is asked for first is measured first."""
+    """Each training with its probes behind it, in the order of the cells: what is asked for first is measured first.
+
+    A probe goes before the trainings that are still to come, so that a report fills from the beginning of a study on.
+    """
     cells = list(cells)
     keys = cell_keys(cells)
     common = {"priority": priority, "user": user, "provenance": provenance or {}}
+    measuring = common | {"priority": priority + 1}
     works: list[Work] = []
     for cell in cells:
         key = keys[cell.name]
@@ -28,7 +32,7 @@ def plan(
         works.append(Work(cell=cell.name, probe="", key=key, after=parent, submission=_training(cell, key, common)))
         for probe in cell.probes:
             its = probe_key(key, probe)
-            submission = _probing(cell, probe, its, common)
+            submission = _probing(cell, probe, its, measuring)
             works.append(Work(cell=cell.name, probe=probe.name, key=its, after=key, submission=submission))
     return works
 

@@ -68,7 +68,7 @@ def test_a_probe_stands_behind_its_training_and_a_warm_start_behind_its_parent()
     assert (job.kind, job.needs, job.spec["start_from"], job.priority, job.user) == ("train", (7,), 7, 3, "ada")
     assert job.provenance == {"commit": "c"}
     probe = next(work for work in works if work.probe).submission(9)
-    assert (probe.kind, probe.needs, probe.spec["job"]) == ("probe", (9,), 9)
+    assert (probe.kind, probe.needs, probe.spec["job"], probe.priority) == ("probe", (9,), 9, 4)
     assert probe.key is not None
     assert len(probe.key) <= 200
 

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Each has a Ray, a PostgreSQL and a stack of its own.
+TEST_PROCESSES ?= 2
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
@@ -11,7 +13,7 @@ demo: $(INSTALLED)
 	$(BIN)/loop demo
 
 test: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-unit: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest tests/unit

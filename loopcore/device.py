@@ -1,7 +1,9 @@
-"""Which device a run computes on, and in which precision."""
+"""Which device a run computes on, in which precision, and how long it takes."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, get_args
 
@@ -9,7 +11,7 @@ import torch
 
 from loopcore.errors import DeviceUnavailable
 
-__all__ = ["autocast", "autocast_dtype", "resolve_device"]
+__all__ = ["autocast", "autocast_dtype", "resolve_device", "seconds_of"]
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -56,3 +58,16 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     """The context to run forward passes in: autocast to `autocast_dtype`, or one that does nothing."""
     dtype = autocast_dtype(precision, device)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds that `work` takes. On one CPU thread the process's own: what neighbours do on the core is not part of it."""
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    # A step ends with its numbers on the host, but the optimizer's kernels may still be under way.
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = clock()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - start

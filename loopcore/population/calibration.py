@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
+from loopcore.device import seconds_of
 from loopcore.errors import InputError
 from loopcore.population.population import Population
 from loopcore.specs.train import TrainSpec
@@ -70,22 +67,9 @@ def faster_packed(
         one_by_one()
     packed, sequential = [], []
     for _ in range(pairs):
-        packed.append(_seconds(population.step, population.device) / members)
-        sequential.append(_seconds(one_by_one, population.device) / len(alone))
+        packed.append(seconds_of(population.step, population.device) / members)
+        sequential.append(seconds_of(one_by_one, population.device) / len(alone))
     ratios = sorted(slow / fast for slow, fast in zip(sequential, packed, strict=True))
     return PackTimes(
         members, statistics.median(packed), statistics.median(sequential), statistics.median(ratios), ratios[0], ratios[-1]
     )
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that `work` takes. On one CPU thread the process's own: what neighbours do on the core is not part of it."""
-    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-    # A step ends with its numbers on the host, but the optimizer's kernels may still be under way.
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = clock()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - start

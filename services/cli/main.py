@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from services.cli import admin, demo, docs, jobs, models, runs, stack, studies
+from services.cli import admin, bench, demo, docs, jobs, models, runs, stack, studies
 from services.cli.errors import CliError
 
 __all__ = ["app", "main"]
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-for part in (stack, jobs, runs, studies, models, admin, demo, docs):
+for part in (stack, jobs, runs, studies, models, bench, admin, demo, docs):
     part.register(app)
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from loopcore import checkpoint
+from loopcore.calibration import Calibration
 from loopcore.halting import HaltingProfile
 from loopcore.model import LoopedTransformer, build_model
 from loopcore.specs import TrainSpec
@@ -24,6 +25,8 @@ PROFILE = HaltingProfile(
     accuracy_TN=((0.9, 0.8, 0.6, 0.5), (1.0, 0.9, 0.8, 0.7), (1.0, 1.0, 0.95, 0.9), (1.0, 1.0, 1.0, 0.99), (1.0, 1.0, 1.0, 1.0)),
     exact_TN=((0.9, 0.6, 0.2, 0.1), (1.0, 0.8, 0.5, 0.2), (1.0, 1.0, 0.8, 0.6), (1.0, 1.0, 1.0, 0.9), (1.0, 1.0, 1.0, 1.0)),
     words=256,
+    # Of 512 words one may be lost at eps .01: a loop less than T* passes, two less do not.
+    calibration=Calibration(512, ((1, 200, 300, 400), (0, 1, 200, 300), (0, 0, 1, 200), (0, 0, 0, 0))),
 )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from services.registry import LeaseLost, RegistryUnavailable, Run, RunState
 from services.tracking import Tracking, TrackingError
-from workers.lease import HeldJob, Stop
+from workers.lease import HeldJob, Released, Stop
 
 __all__ = ["STATUS", "Feed", "copy_key"]
 
@@ -75,8 +75,8 @@ class Feed:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Ends what was not ended where the job failed; one that lost its lease has nothing to say any more."""
-        if isinstance(error, Exception) and not isinstance(error, LeaseLost | RegistryUnavailable):
+        """Ends what was not ended where the job failed; of one that lost its lease or was released, another attempt may."""
+        if isinstance(error, Exception) and not isinstance(error, LeaseLost | RegistryUnavailable | Released):
             state = RunState.CANCELLED if isinstance(error, Stop) else RunState.FAILED
             unsaid = [followed.run for followed in self._followed.values() if followed.end is None]
             for run in unsaid:

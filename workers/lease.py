@@ -5,6 +5,7 @@ What ends an attempt from outside, raised by `HeldJob.check`:
     Stop
     ├── CancelRequested  somebody asked the job to stop; it writes a last checkpoint and ends as cancelled
     └── DeadlinePassed   the job's time limit is over; it ends as failed
+    Released             its cluster is shut down: it writes a last checkpoint, and another attempt goes on from there
     and LeaseLost        (services.registry) another attempt may hold the job: this one stops and says nothing any more
 """
 
@@ -15,6 +16,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -33,8 +35,9 @@ from services.tracking import Tracking
 from workers.capture import Captured
 from workers.keeper import Keeper, seconds
 
-__all__ = ["CancelRequested", "DeadlinePassed", "HeldJob", "Stop", "run_attempt"]
+__all__ = ["CancelRequested", "DeadlinePassed", "HeldJob", "Released", "Stop", "run_attempt"]
 
+SHUT_DOWN = "its cluster is shut down"
 RATE_OVER_S = 20.0  # seconds that a progress rate looks back
 
 Answer = TypeVar("Answer")
@@ -54,10 +57,17 @@ class DeadlinePassed(Stop):
     """The job's time limit is over."""
 
 
+class Released(Exception):
+    """The attempt is to end soon and the job is not: its runs stay open for the attempt that goes on with them."""
+
+
 class HeldJob:
     """What a job's code is given: its spec, where to write, and whether to go on."""
 
-    def __init__(self, job: Job, settings: Settings, registry: Registry, keeper: Keeper) -> None:
+    def __init__(
+        self, job: Job, settings: Settings, registry: Registry, keeper: Keeper, *, release: threading.Event | None = None
+    ) -> None:
+        """`release` is set from outside when the attempt is to give the job back."""
         self.job = job
         self.fence = job.fence
         self.settings = settings
@@ -65,6 +75,7 @@ class HeldJob:
         self.result: dict[str, Any] | None = None
         """What a cancelled job has to show; kept with it."""
         self._keeper = keeper
+        self._release = release or threading.Event()
         self._seen: deque[tuple[float, float]] = deque()
 
     @cached_property
@@ -85,7 +96,7 @@ class HeldJob:
         return self.job.gpus > 0
 
     def check(self) -> None:
-        """Call it often. Raises CancelRequested, DeadlinePassed, LeaseLost."""
+        """Call it often. Raises CancelRequested, DeadlinePassed, Released, LeaseLost."""
         if self._keeper.failing():
             raise self._keeper.lost or LeaseLost(self.fence.job, self.fence.attempt, "the lease could not be renewed in time")
         if self._keeper.cancel_requested:
@@ -93,11 +104,14 @@ class HeldJob:
         if self._keeper.deadline_passed:
             limit = self.job.time_limit_s or 0.0
             raise DeadlinePassed(f"not done within its time limit of {limit:g} s; raise time_limit_s, or ask for less")
+        if self._release.is_set():
+            raise Released
 
     @property
     def stopping(self) -> bool:
         """Whether `check` would raise."""
-        return self._keeper.failing() or self._keeper.cancel_requested or self._keeper.deadline_passed
+        told = self._keeper.cancel_requested or self._keeper.deadline_passed or self._release.is_set()
+        return told or self._keeper.failing()
 
     def progress(self, done: float, total: float | None = None, note: str = "", *, unit: str = "steps") -> None:
         """Tells how far the job is; people see it within about a second. `rate` is in units a second."""
@@ -121,9 +135,18 @@ class HeldJob:
                 time.sleep(0.5)
 
 
-def run_attempt(entry: str, job: int, attempt: int, settings_json: str, *, node: str | None = None) -> str:
+def run_attempt(
+    entry: str,
+    job: int,
+    attempt: int,
+    settings_json: str,
+    *,
+    node: str | None = None,
+    release: threading.Event | None = None,
+) -> str:
     """Runs `entry` ("workers.train:run") for an attempt that a dispatcher claimed, and writes its end to the registry.
 
+    Once `release` is set, the job writes a last checkpoint and is given back.
     Gives the state the job is in then, or `lost` where it is no longer this attempt's or the registry stayed away.
     """
     settings = Settings.model_validate_json(settings_json)
@@ -135,7 +158,7 @@ def run_attempt(entry: str, job: int, attempt: int, settings_json: str, *, node:
             row = registry.queue.begin(fence, node or socket.gethostname(), os.getpid())
             captured = Captured()
             with Keeper(registry, fence, settings, captured) as keeper, captured:
-                held = HeldJob(row, settings, registry, keeper)
+                held = HeldJob(row, settings, registry, keeper, release=release)
                 return _work(entry, held, keeper)
         except (LeaseLost, RegistryUnavailable) as lost:
             _log.warning("%s", lost)
@@ -148,6 +171,9 @@ def _work(entry: str, held: HeldJob, keeper: Keeper) -> str:
         result = _load(entry, held.threads)(held)
     except (LeaseLost, RegistryUnavailable):
         raise  # neither is the job's own error
+    except Released:
+        _log.info("gives the job back: %s", SHUT_DOWN)
+        return _end(held, keeper, lambda: queue.release(fence, SHUT_DOWN))
     except CancelRequested:
         _log.info("stopped on request")
         return _end(held, keeper, lambda: queue.cancelled(fence, held.result))

@@ -22,7 +22,7 @@ from loopcore.specs import ProbeJob, TrainSpec
 from loopcore.tasks import load_task
 from services.registry import CheckpointRow, LeaseLost, Measurement, RegistryUnavailable, Run, RunState
 from workers.feed import Feed
-from workers.lease import HeldJob, Stop
+from workers.lease import HeldJob, Released, Stop
 from workers.measuring import Probed, measure
 from workers.recording import flat, trained_run
 
@@ -49,7 +49,7 @@ def run(held: HeldJob) -> dict[str, Any]:
         feed.follow(row, name=held.job.name or f"probe {held.job.id}", params=flat(spec.resolved()))
         try:
             figures, plots = _measure(held, spec, row)
-        except (LeaseLost, RegistryUnavailable):
+        except (LeaseLost, RegistryUnavailable, Released):
             raise
         except Exception as error:
             state = RunState.CANCELLED if isinstance(error, Stop) else RunState.FAILED

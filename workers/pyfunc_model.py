@@ -47,8 +47,9 @@ class LoopedModel(PythonModel):
         """One row a word: `answer` (text for text, ids for ids), `loops`, `loops_planned`, `exit_reason`.
 
         Words are text or lists of token ids: a list of them, a column of a DataFrame, or ids as an array [B, N]. `params` may
-        have `halt`, a rule in its short form (`rule`, `fixed:12`, `calibrated:0.01`, `converged`); by default `rule`, or the loops of the training
-        contract where no speed was measured. Raises InputError for a word or a rule that the model cannot take.
+        have `halt`, a rule in its short form (`rule`, `fixed:12`, `calibrated:0.01`, `converged`); by default `rule`, or the
+        loops of the training contract where no speed was measured. Raises InputError for a word or a rule that the model
+        cannot take.
         """
         words = list(_words(model_input))
         rule = (params or {}).get("halt")

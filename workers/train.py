@@ -12,7 +12,7 @@ from loopcore.specs import TrainJob
 from loopcore.training import Training
 from services.registry import LeaseLost, RegistryUnavailable, RunState
 from workers.feed import Feed
-from workers.lease import HeldJob, Stop
+from workers.lease import HeldJob, Released, Stop
 from workers.recording import COMPLETE, Recording, flat, newest_state, pure, trained_run
 
 __all__ = ["run"]
@@ -49,10 +49,14 @@ def run(held: HeldJob) -> dict[str, Any]:
                 saved = recording.save(training)
             except (LeaseLost, RegistryUnavailable):
                 raise
+            except Released:
+                _last_checkpoint(recording, training)
+                raise
             except Exception as error:
                 state = RunState.CANCELLED if isinstance(error, Stop) else RunState.FAILED
                 if isinstance(error, Stop):
-                    held.result = _stopped(recording, training)
+                    place = _last_checkpoint(recording, training)
+                    held.result = {"run": row.id, **training.figures(), "checkpoint": place}
                 recording.finish(state, training.figures())
                 feed.end(row, state, training.figures())
                 feed.finish(MLFLOW_STOPPED_S)
@@ -95,15 +99,15 @@ def _warm_start(held: HeldJob, training: Training, job: int) -> None:
     _log.info("starts from the weights of job %d at step %d", job, loaded.step)
 
 
-def _stopped(recording: Recording, training: Training) -> dict[str, Any]:
-    """What a training that was told to stop leaves behind: a checkpoint of where it was, if the disk takes it."""
+def _last_checkpoint(recording: Recording, training: Training) -> str | None:
+    """Where a training that was told to stop keeps what it came to; None if the disk does not take it."""
     try:
         place = str(recording.save(training).path)
-        _log.info("stopped at step %d; a retry goes on from %s", training.step_count, place)
     except CheckpointNotWritten as error:
-        place = None
         _log.error("%s", error)
-    return {"run": recording.run.id, **training.figures(), "checkpoint": place}
+        return None
+    _log.info("stopped at step %d; the next attempt or a retry goes on from %s", training.step_count, place)
+    return place
 
 
 def _words(training: Training) -> str:

@@ -31,7 +31,7 @@ from loopcore.specs import TrialPoint, TuneJob
 from loopcore.studies.transfer import TransferRow, Trial, transfer_table
 from services.registry import CurvePoint, LeaseLost, RegistryUnavailable, Run, RunState
 from workers.feed import Feed
-from workers.lease import HeldJob, Stop
+from workers.lease import HeldJob, Released, Stop
 from workers.recording import COMPLETE, Recording, flat
 from workers.trials import TrialRun, config_of, key_of
 
@@ -65,7 +65,7 @@ def run(held: HeldJob) -> dict[str, Any]:
             held.check()
             if trials.errors:
                 raise TrialsFailed(f"{len(trials.errors)} of {len(spec.points())} trials failed; the first: {trials.errors[0]}")
-        except (LeaseLost, RegistryUnavailable):
+        except (LeaseLost, RegistryUnavailable, Released):
             raise
         except Exception as error:
             state = RunState.CANCELLED if isinstance(error, Stop) else RunState.FAILED

@@ -30,7 +30,8 @@ class ProbeSpec(Spec):
     early loses, which `calibrated:eps` halts by. `accuracy`: accuracy by loops at each of `lengths` (at `length` it is always
     measured). `damage`: damage cones and the speed of their edge. `tail`: the four metrics of the end of the loop, at T(n).
     `schedules`: accuracy with the contract's input schedule, and with all inputs visible. `calibration`: in how many of 20
-    calibrations, each on words of its own, `calibrated:0.01` keeps its promise. What a model or task has no trace of is undecided, with the reason."""
+    calibrations, each on words of its own, `calibrated:0.01` keeps its promise. What a model or task has no trace of is
+    undecided, with the reason."""
     length: PositiveInt | None = None
     """Word length n. Empty: the longest length of the run's contract."""
     lengths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1, max_length=16)

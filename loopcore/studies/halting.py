@@ -162,15 +162,14 @@ def _calibrated(runs: list[Run]) -> dict[str, Any]:
     found = sample(asked, _kept)
     if not found.used:
         return {"verdict": Verdict.UNDECIDED, "reason": f"Nothing was calibrated.{found.absent()}", "kept": None, "draws": 0}
+    counts = [{of: run.calibration(of)[0] for of in ("kept", "draws", "loops", "fixed_loops")} for run in found.runs]
     rows = [
-        {"cell": run.cell.name}
-        | {of: run.calibration(of)[0] for of in ("kept", "draws", "loops", "fixed_loops")}
-        | {"worst_risk": max(run.calibration("risk")), "margins": run.calibration("margin")}
-        for run in found.runs
+        {"cell": run.cell.name, **count, "worst_risk": max(run.calibration("risk")), "margins": run.calibration("margin")}
+        for run, count in zip(found.runs, counts, strict=True)
     ]
-    kept, draws = (int(sum(row[of] for row in rows)) for of in ("kept", "draws"))
-    loops, fixed = (sum(row[of] for row in rows) / len(rows) for of in ("loops", "fixed_loops"))
-    good = all(row["kept"] >= KEPT * row["draws"] and row["loops"] < row["fixed_loops"] for row in rows)
+    kept, draws = (int(sum(count[of] for count in counts)) for of in ("kept", "draws"))
+    loops, fixed = (sum(count[of] for count in counts) / len(counts) for of in ("loops", "fixed_loops"))
+    good = all(count["kept"] >= KEPT * count["draws"] and count["loops"] < count["fixed_loops"] for count in counts)
     return {
         "verdict": Verdict.SHOWN if good else Verdict.NOT_SHOWN,
         "reason": f"calibrated:0.01 keeps its promise in {kept} of {draws} calibrations, with {loops:.1f} loops a word, the mean "

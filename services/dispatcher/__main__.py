@@ -15,9 +15,10 @@ import structlog
 from services.dispatcher.loop import Dispatcher
 from services.registry import SchemaTooNew, SchemaTooOld
 from services.settings import Settings, SettingsError
+from services.stack.state import GIVE_BACK_S
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
-STOP_S = 8.0  # seconds that a turn which has begun may still take
+STOP_S = 8.0  # seconds that a turn which has begun may still take; where the cluster ends too, jobs get theirs on top
 
 
 def main() -> int:
@@ -52,7 +53,7 @@ def main() -> int:
 def _listen(dispatcher: Dispatcher) -> None:
     signal.sigwait(SIGNALS)
     dispatcher.stop()
-    time.sleep(STOP_S)
+    time.sleep(STOP_S + (GIVE_BACK_S if dispatcher.cluster_ends else 0.0))
     _exit()
 
 

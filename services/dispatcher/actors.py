@@ -48,7 +48,7 @@ class JobActor:
     """The process of one attempt."""
 
     def __init__(self, entry: str, job: int, attempt: int, settings_json: str) -> None:
-        self._over = threading.Event()
+        self._over, self._release = threading.Event(), threading.Event()
         arguments = (entry, job, attempt, settings_json)
         threading.Thread(target=self._attempt, args=arguments, name=f"job-{job}-{attempt}", daemon=True).start()
 
@@ -60,6 +60,10 @@ class JobActor:
         """Waits for the attempt's end; gives whether it came."""
         return self._over.wait(wait_s)
 
+    def release(self) -> None:
+        """Has the attempt write a last checkpoint, give its job back and end."""
+        self._release.set()
+
     def _attempt(self, entry: str, job: int, attempt: int, settings_json: str) -> None:
         import ray
 
@@ -67,7 +71,7 @@ class JobActor:
         try:
             context = ray.get_runtime_context()
             node = node_name(os.uname().nodename, context.get_node_id())
-            _load(RUNNER)(entry, job, attempt, settings_json, node=node)
+            _load(RUNNER)(entry, job, attempt, settings_json, node=node, release=self._release)
         except BaseException:
             # What the attempt itself raises is in the registry by now. This is an installation that cannot run it.
             traceback.print_exc()
@@ -200,6 +204,11 @@ class Actors:
             else:
                 self.kill(watch.fence)  # it is done, and would end a little later by itself
                 yield News(watch, "ended", "its process ended without saying how")
+
+    def release(self) -> None:
+        """Has every watched attempt give its job back; does not wait for it."""
+        for watch in self.watched.values():
+            watch.handle.release.remote()
 
     def kill(self, fence: Fence) -> None:
         """Ends an attempt's process, if there is one."""

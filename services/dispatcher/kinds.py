@@ -6,7 +6,8 @@ from services.registry import Job
 
 __all__ = ["CLOSER", "ENTRIES", "RUNNER", "actor_cpus"]
 
-# Runs an attempt under its lease: called with the entry, the job, the attempt and the settings.
+# Runs an attempt under its lease: called with the entry, the job, the attempt and the settings, the node's name, and an event
+# that is set when the attempt is to give its job back.
 RUNNER = "workers.lease:run_attempt"
 
 # Ends elsewhere what jobs left open whose processes are gone: called with the settings.

@@ -29,6 +29,7 @@ from services.registry import (
     SchemaTooOld,
 )
 from services.settings import Settings
+from services.stack import state
 
 __all__ = ["Dispatcher"]
 
@@ -44,6 +45,7 @@ PRUNE_S = 3600.0  # seconds between two prunings
 TIDY_S = 3600.0  # seconds between two looks for what jobs left open, where nothing calls for one
 TIDY_FIRST_S = 300.0  # seconds until the first, which finds what was left while no dispatcher was up
 BEGINS_WITHIN_S = 300.0  # seconds that Ray has to find room for a claimed job's process and to start it
+GIVE_BACK_EVERY_S = 0.1  # seconds between two looks at who has given back its job
 STARTS_A_TURN = 16  # actors created before the loop looks elsewhere
 WAITING_SHOWN = 50  # jobs whose reason is kept fresh
 
@@ -76,8 +78,13 @@ class Dispatcher:
         self._tidy_at = time.monotonic() + TIDY_FIRST_S
 
     def stop(self) -> None:
-        """Ends `run` soon: no more claims; running jobs go on by themselves."""
+        """Ends `run` soon: no more claims; running jobs go on by themselves, unless their cluster is shut down too."""
         self._stopped.set()
+
+    @property
+    def cluster_ends(self) -> bool:
+        """Whether the cluster is the one of a stack that is being taken down, by what that says of itself."""
+        return self._address is not None and state.takes_down(self._settings, self._address)
 
     def run(self) -> None:
         """Works until `stop`.
@@ -92,6 +99,8 @@ class Dispatcher:
                 self._connect()
                 self._patiently(self.turn)
                 self._stopped.wait(self._settings.poll_s)
+        if self.cluster_ends:
+            self._give_back()
         self._registry.close()
         log.info("down", dispatcher=self.name, left_running=len(self._actors.watched))
 
@@ -283,6 +292,33 @@ class Dispatcher:
             elif now - watch.stale_since > STALE_S:
                 log.warning("killed", actor=actor_name(fence), why="its attempt is over and it did not end")
                 self._kill(fence)
+
+    def _give_back(self) -> None:
+        """Has the attempts on a cluster that is shut down write a last checkpoint and end; no budget is spent by that.
+
+        What has not begun is given back from here. What does not react in time ends with its cluster, and is found lost.
+        """
+        ends = time.monotonic() + min(self._settings.cancel_grace_s, state.GIVE_BACK_S)
+        try:
+            with suppress(NoCluster):
+                self._due.pop("adopt", None)
+                self._look_after(self._queue.live())
+                self._on_cluster(self._actors.release)
+            while waited := [job for job in self._queue.live() if job.fence in self._actors.watched]:
+                for job in waited:
+                    if job.node is None:  # its process has not begun, and no longer may
+                        self._release(job.fence)
+                if time.monotonic() >= ends:
+                    log.warning("not given back", jobs=[job.id for job in waited if job.node is not None])
+                    return
+                time.sleep(GIVE_BACK_EVERY_S)
+        except RegistryUnavailable as error:
+            log.warning("the registry is away: what runs is tried again when its lease is over", error=str(error))
+
+    def _release(self, fence: Fence) -> None:
+        with suppress(LeaseLost):  # it began and did so itself, or ended
+            job = self._queue.release(fence, "its cluster is shut down, and its process had not begun")
+            log.info("released", job=fence.job, attempt=fence.attempt, state=job.state)
 
     def _claim(self, ledger: Ledger) -> None:
         started = 0

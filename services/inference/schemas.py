@@ -136,7 +136,8 @@ class Answer(_Body):
     loops_used: int
     """Loops this word went through."""
     loops_planned: int | None
-    """Loops planned when it came, T* = ceil(n / v) + burn-in for `rule`, T* and its margin for `calibrated`; none for rules that watch the word."""
+    """Loops planned when it came, T* = ceil(n / v) + burn-in for `rule`, T* and its margin for `calibrated`; none
+    for rules that watch the word."""
     loops_budget: int
     """Loops a fixed budget would have spent: the most that were trained, or what the contract asks for a longer word."""
     exit_reason: ExitReason

@@ -22,10 +22,12 @@ from services.registry.states import (
     JobState,
     after_error,
     after_loss,
+    after_release,
     backoff_s,
     check_transition,
     failure_reason,
     loss_reason,
+    release_reason,
 )
 from services.registry.submission import job_from
 from services.registry.tables import attempts, jobs, logs
@@ -199,6 +201,21 @@ class Leases:
             return self._leave(
                 connection, fence, target, AttemptOutcome.LOST, alive=False, attempt_error=reason, add_losses=1, says=says
             )
+
+        return self._database.write(work)
+
+    def release(self, fence: Fence, reason: str) -> Job:
+        """Ends an attempt with which nothing is wrong, because its cluster is shut down. Raises LeaseLost if it ended before.
+
+        Needs no live lease. The job goes on with another attempt and no budget is spent, unless a cancel was requested.
+        """
+        reason = clean_text(reason)
+
+        def work(connection: sa.Connection) -> Job:
+            job = self._held(connection, fence, alive=False)
+            target = after_release(cancel_requested=job.cancel_requested_at is not None)
+            says = release_reason(fence.attempt, reason, target)
+            return self._leave(connection, fence, target, AttemptOutcome.RELEASED, alive=False, attempt_error=reason, says=says)
 
         return self._database.write(work)
 

@@ -34,11 +34,13 @@ from services.registry.states import (
     JobState,
     after_error,
     after_loss,
+    after_release,
     backoff_s,
     blocked_reason,
     check_transition,
     failure_reason,
     loss_reason,
+    release_reason,
 )
 
 __all__ = ["MemoryQueue", "MemoryRegistry"]
@@ -262,6 +264,14 @@ class MemoryQueue:
             target = after_loss(losses, job.loss_budget, cancel_requested=job.cancel_requested_at is not None)
             why = loss_reason(fence.attempt, losses, reason, target)
             return self._leave(fence, target, AttemptOutcome.LOST, attempt_error=reason, losses=losses, reason=why)
+
+    def release(self, fence: Fence, reason: str) -> Job:
+        with self._lock:
+            job = self.held(fence, alive=False)
+            reason = clean_text(reason)
+            target = after_release(cancel_requested=job.cancel_requested_at is not None)
+            why = release_reason(fence.attempt, reason, target)
+            return self._leave(fence, target, AttemptOutcome.RELEASED, attempt_error=reason, reason=why)
 
     def rescue(self, *, limit: int = 1000) -> list[Job]:
         with self._lock:

@@ -19,11 +19,13 @@ __all__ = [
     "RunState",
     "after_error",
     "after_loss",
+    "after_release",
     "backoff_s",
     "blocked_reason",
     "check_transition",
     "failure_reason",
     "loss_reason",
+    "release_reason",
     "sources",
 ]
 
@@ -56,6 +58,8 @@ class AttemptOutcome(StrEnum):
     CANCELLED = "cancelled"
     LOST = "lost"
     """Its worker or node went away; not the job's fault."""
+    RELEASED = "released"
+    """It gave its job back, because its cluster was shut down in order; no budget is spent."""
 
 
 class RunState(StrEnum):
@@ -86,7 +90,7 @@ TRANSITIONS: dict[tuple[JobState, JobState], str] = {
     (JobState.RUNNING, JobState.SUCCEEDED): "its attempt gave a result",
     (JobState.RUNNING, JobState.FAILED): "its attempt failed or was lost, and the budget for that is spent",
     (JobState.RUNNING, JobState.CANCELLED): "its attempt stopped on request, or ended after one and is not tried again",
-    (JobState.RUNNING, JobState.QUEUED): "its attempt failed or was lost, and it is tried again",
+    (JobState.RUNNING, JobState.QUEUED): "its attempt failed, was lost or gave it back, and it is tried again",
 }
 
 ENDED: frozenset[JobState] = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
@@ -135,6 +139,11 @@ def after_loss(losses: int, budget: int, *, cancel_requested: bool) -> JobState:
     return JobState.FAILED if losses > budget else JobState.QUEUED
 
 
+def after_release(*, cancel_requested: bool) -> JobState:
+    """Where a job goes after its attempt gave it back."""
+    return JobState.CANCELLED if cancel_requested else JobState.QUEUED
+
+
 def blocked_reason(need: int, state: JobState) -> str:
     """Why a job that needs job `need` is blocked."""
     words = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled", JobState.BLOCKED: "is itself blocked"}
@@ -160,3 +169,9 @@ def loss_reason(attempt: int, losses: int, why: str, target: JobState) -> str:
         return f"lost {losses} time{'s' if losses != 1 else ''}, more than its budget allows; the last time: {_last_line(why)}"
     ends = {JobState.QUEUED: "it is tried again", JobState.CANCELLED: "cancelled as requested"}
     return f"attempt {attempt} was lost: {_last_line(why)}; {ends[target]}"
+
+
+def release_reason(attempt: int, why: str, target: JobState) -> str:
+    """What a job says of itself after its attempt gave it back and that sent it to `target`."""
+    ends = {JobState.QUEUED: "it goes on with another", JobState.CANCELLED: "cancelled as requested"}
+    return f"attempt {attempt} ended: {_last_line(why)}; {ends[target]}"

@@ -15,8 +15,21 @@ from typing import Any
 
 from services.settings import Settings
 
-__all__ = ["MARK", "StackError", "StackLock", "end_marked", "marked", "ray_folder", "read", "sweep", "write"]
+__all__ = [
+    "GIVE_BACK_S",
+    "MARK",
+    "StackError",
+    "StackLock",
+    "end_marked",
+    "marked",
+    "ray_folder",
+    "read",
+    "sweep",
+    "takes_down",
+    "write",
+]
 
+GIVE_BACK_S = 10.0  # most seconds that jobs have to write a last checkpoint when the stack goes down
 MARK = "LOOP_STACK"  # variable in the environment of every process of a stack; its value tells stacks apart
 
 
@@ -43,6 +56,13 @@ def write(settings: Settings, state: dict[str, Any]) -> None:
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123
         json.dump(state, file, indent=2)
     temporary.replace(settings.stack_file)
+
+
+def takes_down(settings: Settings, address: str) -> bool:
+    """Whether the stack of this home is being taken down, and with it the Ray cluster at `address`, which it had started."""
+    found = read(settings) or {}
+    ray = found.get("ray", {})
+    return found.get("state") == "stopping" and ray.get("own") is True and ray.get("address") == address
 
 
 class StackLock:

@@ -280,10 +280,12 @@ class Supervisor:
         self._note("stopping")
         if was_ready and self.settings.ray_address is not None and self._lock.in_place():
             self._release_serving()
-        # The dispatcher first, so that it does not take the end of Ray for the loss of its jobs.
+        # The dispatcher first: it has the jobs on the stack's own Ray write a checkpoint and end, and does not take the end of
+        # Ray for their loss.
         for name in ("dispatcher", "api", "ray"):
             if name in self._parts:
-                self._parts.pop(name).stop(STOP_S)
+                gives_back = name == "dispatcher" and self.settings.ray_address is None
+                self._parts.pop(name).stop(STOP_S + (state.GIVE_BACK_S if gives_back else 0.0))
         state.sweep({"mark": self._mark}, grace_s=2.0)
         if self._lock.in_place():  # otherwise the home is gone, or another stack's by now
             self.settings.stack_file.unlink(missing_ok=True)

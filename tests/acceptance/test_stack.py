@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -127,6 +128,49 @@ def test_a_running_job_is_cancelled_with_a_checkpoint_and_keeps_its_log(stack: S
     assert run["checkpoint_step"] >= 10
     assert Path(run["checkpoint"]).is_dir()
     assert stack.loop("logs", str(job)).returncode == 0
+
+
+def test_a_job_that_runs_when_the_stack_goes_down_goes_on_when_it_is_up_again(
+    tmp_path: Path, quick: str, eventually: Eventually
+) -> None:
+    """Nothing is lost by it: no loss is counted, no lease waited for, and the curve is that of a job nobody disturbed."""
+    from mlflow.tracking import MlflowClient
+
+    own = Stack(tmp_path / "home", environment_for(tmp_path / "home"))
+    spec = ("steps=2000", "evaluate_every=500", "checkpoint_every=100000", "optimizer.decay=none", "contract.promote_at=1.0")
+    try:
+        assert own.loop("up", "--detach").returncode == 0
+        alone = own.json("submit", quick, *spec, "--wait")["id"]
+        job = own.submit(quick, *spec)
+        eventually(lambda: _step(own, job) >= 20, within_s=120, what="step 20")
+        assert own.loop("down").returncode == 0
+        assert own.loop("up", "--detach").returncode == 0
+        first = _attempts(own, job)[0]
+        assert first["outcome"] == "released"
+        eventually(lambda: _job(own, job)["state"] == "succeeded", within_s=80, what="the job's success")
+        found = _job(own, job)
+        assert (found["losses"], found["errors"], found["attempt"]) == (0, 0, 2)
+        log = own.loop("logs", str(job)).stdout
+        (stopped,) = re.findall(r"stopped at step (\d+)", log)
+        assert 20 <= int(stopped) < 2000
+        assert f"goes on from step {stopped}" in log
+        (run,) = own.json("runs", "--job", str(job))["runs"]
+        (other,) = own.json("runs", "--job", str(alone))["runs"]
+        curve, undisturbed = (_curve(own, row["id"]) for row in (run, other))
+        assert [step for step, _ in curve] == list(range(1, 2001))
+        assert curve == undisturbed
+    finally:
+        own.loop("down")
+    client = MlflowClient(tracking_uri=f"sqlite:///{own.home}/mlflow.db")
+    copies = [copy for one in client.search_experiments() for copy in client.search_runs([one.experiment_id])]
+    assert sorted((copy.data.tags["loop.job"], copy.info.status) for copy in copies) == [
+        (str(alone), "FINISHED"),
+        (str(job), "FINISHED"),
+    ]
+
+
+def _curve(stack: Stack, run: int) -> list[tuple[int, float]]:
+    return [(point["step"], point["value"]) for point in stack.json("run", str(run), "--curve", "--name", "loss")]
 
 
 def test_an_interrupted_foreground_stack_takes_everything_along(tmp_path: Path, quick: str, eventually: Eventually) -> None:

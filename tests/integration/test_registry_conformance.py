@@ -490,6 +490,44 @@ def test_losses_have_their_own_budget(registry: AnyRegistry, clock: Clock) -> No
         registry.queue.lose(Fence(1, 3), "again")
 
 
+def test_an_attempt_that_is_released_costs_nothing(registry: AnyRegistry, clock: Clock) -> None:
+    submit(registry, error_budget=0, loss_budget=0)
+    behind = submit(registry, needs=(1,))
+    for number in (1, 2, 3):  # as often as it likes
+        job = claim(registry, lease_s=30.0)
+        run = registry.records.open_run(job.fence, kind="train", spec={})
+        clock.pass_s(40 if number == 3 else 4)  # also when its lease has run out and nobody has noticed yet
+        after = registry.queue.release(job.fence, "the cluster is shut down")
+        assert (after.state, after.attempt, after.losses, after.errors) == (JobState.QUEUED, number, 0, 0)
+        assert (after.lease_until, after.deadline_at, after.finished_at, after.error) == (None, None, None, None)
+        assert after.run_after <= clock.at
+        assert after.reason == f"attempt {number} ended: the cluster is shut down; it goes on with another"
+        assert registry.records.run(run.id) == run
+        attempt = registry.queue.attempts(job.id)[-1]
+        assert (attempt.outcome, attempt.finished_at) == (AttemptOutcome.RELEASED, clock.at)
+        for late in (registry.queue.release, registry.queue.lose, registry.queue.log):
+            with pytest.raises(LeaseLost, match="it is queued"):
+                late(job.fence, "again")
+    assert registry.queue.rescue() == []
+    assert registry.queue.job(behind.id).state is JobState.QUEUED
+    registry.queue.succeed(claim(registry).fence)
+    assert claim_number(registry) == behind.id
+
+
+def test_one_that_is_released_when_it_was_to_stop_is_cancelled(registry: AnyRegistry, clock: Clock) -> None:
+    submit(registry)
+    behind = submit(registry, needs=(1,))
+    job = claim(registry)
+    run = registry.records.open_run(job.fence, kind="train", spec={})
+    registry.queue.cancel(job.id)
+    clock.pass_s(1)
+    after = registry.queue.release(job.fence, "the cluster is shut down")
+    assert (after.state, after.finished_at, after.losses) == (JobState.CANCELLED, clock.at, 0)
+    assert after.reason == "attempt 1 ended: the cluster is shut down; cancelled as requested"
+    assert registry.records.run(run.id).state is RunState.CANCELLED
+    assert registry.queue.job(behind.id).state is JobState.BLOCKED
+
+
 def test_rescue_takes_back_what_is_silent(registry: AnyRegistry, clock: Clock) -> None:
     for _ in range(3):
         submit(registry)

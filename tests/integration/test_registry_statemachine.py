@@ -105,12 +105,12 @@ class History(RuleBasedStateMachine):
         self.write(fence, data.draw(st.sampled_from(sorted(WRITES))))
 
     @precondition(lambda self: self.model.queue.live())
-    @rule(which=st.integers(0, 9), ends=st.sampled_from(["succeed", "fail", "cancelled", "lose"]))
+    @rule(which=st.integers(0, 9), ends=st.sampled_from(["succeed", "fail", "cancelled", "lose", "release"]))
     def end_one(self, which: int, ends: str) -> None:
         running = self.model.queue.live()
         self.write(running[which % len(running)].fence, ends)
 
-    @rule(fence=Fences, name=st.sampled_from(["beat", "succeed", "fail", "lose", "log", "run"]))
+    @rule(fence=Fences, name=st.sampled_from(["beat", "succeed", "fail", "lose", "release", "log", "run"]))
     def work_of_strangers(self, fence: Fence, name: str) -> None:
         self.write(fence, name)
 
@@ -205,6 +205,7 @@ WRITES: dict[str, Callable[[AnyRegistry, Fence], Any]] = {
     "fail": lambda registry, fence: registry.queue.fail(fence, "Traceback\nValueError: no"),
     "fail for good": lambda registry, fence: registry.queue.fail(fence, "", retry=False),
     "cancelled": lambda registry, fence: registry.queue.cancelled(fence, {"step": 1}),
+    "release": lambda registry, fence: registry.queue.release(fence, "the cluster is shut down"),
     "lose": lambda registry, fence: registry.queue.lose(fence, "node went away"),
     "log": lambda registry, fence: registry.queue.log(fence, "line\n"),
     "run": lambda registry, fence: _work_on_run(registry, fence, finish=None),

@@ -60,7 +60,7 @@ def test_profile_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"version": None}, "version None"),
         ({"tempo": 1}, "tempo"),
         ({"v": -1.0}, "above 0"),

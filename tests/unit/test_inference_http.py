@@ -92,6 +92,8 @@ def test_several_words_are_answered_in_lists(client: httpx.Client) -> None:
     [
         ({"halt": "fixed:7"}, 7, "fixed"),
         ({"halt": {"kind": "fixed", "loops": 7}}, 7, "fixed"),
+        ({"halt": "calibrated:0.01"}, 4, "calibrated"),  # T* = 5, and a loop less is promised
+        ({"halt": {"kind": "calibrated", "eps": 0.01}, "inputs": [1, 2, 3, 4]}, 4, "calibrated"),
         ({"min_loops": 6}, 6, "rule"),
         ({"max_loops": 2}, 2, "max_loops"),
         ({"halt": "converged:1e9"}, 1, "converged"),
@@ -111,6 +113,8 @@ def test_a_model_that_was_never_probed_takes_the_loops_it_was_trained_for(client
     assert (answer["loops_used"], answer["exit_reason"], answer["expected_accuracy"]) == (4, "fixed", None)
     body = refused(client.post("/v1/models/bare@demo/predict", json={"inputs": [1], "halt": "rule"}), 400)
     assert "probe" in body["error"] + str(body["hint"])
+    body = refused(client.post("/v1/models/bare@demo/predict", json={"inputs": [1], "halt": "calibrated:0.01"}), 400)
+    assert "needs a count of the words that stopping early loses, and this model has none; probe its run" in str(body)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +146,9 @@ def test_a_model_that_was_never_probed_takes_the_loops_it_was_trained_for(client
         ({"inputs": [1], "halt": "fixed:many"}, "halt.*a whole number"),
         ({"inputs": [1], "halt": "fixed"}, "halt.*fixed:T"),
         ({"inputs": [1], "halt": 3}, "halt"),
+        ({"inputs": [1], "halt": "calibrated"}, "halt.*calibrated:eps"),
+        ({"inputs": [1], "halt": "calibrated:0.001"}, "512 words are too few.*it takes 2995"),
+        ({"inputs": [1] * 5, "halt": "calibrated:0.01"}, "1 to 4, and the word has 5 symbols"),
         ({"inputs": [1], "halt": "fixed:300000"}, "300000 loops.*200000"),
         ({"inputs": [1], "halt": {"kind": "rule"}, "max_loops": 3}, "put it into halt"),
         ({"inputs": [1], "min_loops": 5, "max_loops": 3}, "at least min_loops"),

@@ -210,7 +210,7 @@ def test_it_follows_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (lambda version: (version.checkpoint / "step-00000001" / "tensors.safetensors").write_bytes(b"x"), "checkpoint"),
         (lambda version: version.profile.write_text("{"), "profile.json cannot be used"),
-        (lambda version: version.profile.write_text('{"halting": {"version": 99}}'), "expected a halting profile of version 1"),
+        (lambda version: version.profile.write_text('{"halting": {"version": 99}}'), "expected a halting profile of version 2"),
         (lambda version: version.profile.write_text("[]"), "profile.json cannot be used"),
     ],
 )

@@ -15,11 +15,13 @@ from services.registry.states import (
     TRANSITIONS,
     after_error,
     after_loss,
+    after_release,
     backoff_s,
     blocked_reason,
     check_transition,
     failure_reason,
     loss_reason,
+    release_reason,
     sources,
 )
 
@@ -98,6 +100,11 @@ def test_after_a_loss(losses: int, budget: int, cancel: bool, target: JobState) 
     assert after_loss(losses, budget, cancel_requested=cancel) is target
 
 
+def test_after_a_release() -> None:
+    assert after_release(cancel_requested=False) is Q
+    assert after_release(cancel_requested=True) is C
+
+
 def test_reasons_are_one_line_that_names_what_to_look_at() -> None:
     assert blocked_reason(7, F) == "needs job 7, which failed; retry job 7 or cancel this one"
     assert failure_reason(2, "Traceback\n  x\nKeyError: 'a'\n", F) == "attempt 2 failed: KeyError: 'a'"
@@ -105,6 +112,9 @@ def test_reasons_are_one_line_that_names_what_to_look_at() -> None:
     assert len(failure_reason(1, "x" * 5000, Q)) < 300
     assert loss_reason(1, 1, "node b went away", F).startswith("lost 1 time, more than")
     assert loss_reason(3, 2, "node b went away", C) == "attempt 3 was lost: node b went away; cancelled as requested"
+    assert (
+        release_reason(2, "its cluster is shut down", Q) == "attempt 2 ended: its cluster is shut down; it goes on with another"
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loopcore.studies import STUDIES, Cell, CellResult, Finding, Verdict
+from loopcore.studies import STUDIES, Cell, CellResult, Finding, Row, Verdict
 from loopcore.studies.drawings import XY, Heat
 from tests.unit.made_up import SECONDS, accuracy_rows, findings, position_rows, result, speed_rows
 
@@ -133,8 +133,13 @@ def halting(
     far: float = 0.6,
     far_remedied: float = 0.98,
     v_remedied: float = 1.0,
+    kept: int | None = None,
+    loops: float = 8.0,
 ) -> dict[str, Finding]:
-    """v is the demand's; accuracy is `at_trained` below T*, `late` from T* + `off` to twice that, and `far` past it."""
+    """v is the demand's; accuracy is `at_trained` below T*, `late` from T* + `off` to twice that, and `far` past it.
+
+    Of 20 calibrations `kept` keep their promise, with `loops` of 12.
+    """
 
     def come_to(cell: Cell) -> CellResult:
         extra, demand = cell.axes["family"] == "extra", float(cell.axes["demand"])
@@ -149,9 +154,20 @@ def halting(
                 return late if t <= 2 * planned else (far_remedied if extra else far)
 
             rows += accuracy_rows(length, int(4 * planned), accuracy)
+        if kept is not None and demand == 1.0 and not extra:
+            rows += calibration_rows(kept, loops)
         return result(cell, rows=rows)
 
     return findings(HALTING, HALTING.cells("cpu", groups=("S3",)), come_to)
+
+
+def calibration_rows(kept: int, loops: float, draws: int = 20) -> list[Row]:
+    whole = {"kept": kept, "draws": draws, "loops": loops, "fixed_loops": 12}
+    rows = [Row("calibration", {"of": of, "eps": 0.01}, value) for of, value in whole.items()]
+    for draw in range(draws):
+        rows.append(Row("calibration", {"of": "margin", "eps": 0.01, "draw": draw}, -2))
+        rows.append(Row("calibration", {"of": "risk", "eps": 0.01, "draw": draw}, 0.004 if draw < kept else 0.012))
+    return rows
 
 
 def test_late_positions_rescued() -> None:
@@ -199,6 +215,26 @@ def test_the_rule_near_the_line_is_undecided() -> None:
     found = halting(late=0.985, at_trained=0.965, off=1)["1d"]
     assert found.measured == pytest.approx(0.02)
     assert found.verdict is UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("kept", "loops", "verdict"), [(20, 8.0, SHOWN), (19, 8.0, SHOWN), (18, 8.0, NOT_SHOWN), (20, 12.0, NOT_SHOWN)]
+)
+def test_a_calibrated_promise(kept: int, loops: float, verdict: Verdict) -> None:
+    rule = halting(kept=kept, loops=loops)["1d"]
+    found = rule.detail["calibrated"]
+    assert rule.verdict is SHOWN  # the published rule is judged by itself
+    assert found["verdict"] is verdict
+    assert (found["kept"], found["draws"], found["seeds"]) == (3 * kept, 60, 3)
+    assert (found["loops"], found["fixed_loops"]) == (loops, 12)
+    assert f"in {3 * kept} of 60 calibrations" in rule.reason
+    assert {row["worst_risk"] for row in found["rows"]} == {0.004 if kept == 20 else 0.012}
+
+
+def test_a_promise_that_was_not_measured_is_undecided() -> None:
+    found = halting()["1d"].detail["calibrated"]
+    assert found["verdict"] is UNDECIDED
+    assert "Nothing was calibrated" in found["reason"]
 
 
 def test_overthinking_and_its_remedy() -> None:

@@ -7,7 +7,7 @@ import typer
 __all__ = ["BENCHES", "register"]
 
 # By name, the module that times it: its `run(BenchAsk, tell)` gives the machine and the figures.
-BENCHES = {"train": "loopcore.benches.train", "population": "loopcore.benches.population"}
+BENCHES = {name: f"loopcore.benches.{name}" for name in ("train", "population", "serve")}
 
 
 def register(app: typer.Typer) -> None:

@@ -74,9 +74,9 @@ class Stack:
             stdin=subprocess.DEVNULL,
         )
 
-    def json(self, *arguments: str) -> Any:
+    def json(self, *arguments: str, timeout_s: float = UP_S) -> Any:
         """What a command that must succeed prints with --json."""
-        done = self.loop(*arguments, "--json")
+        done = self.loop(*arguments, "--json", timeout_s=timeout_s)
         assert done.returncode == 0, f"loop {' '.join(arguments)}: {done.stderr}"
         return json.loads(done.stdout)
 

@@ -263,6 +263,8 @@ class Training:
         self.step_count += 1
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.diverged_at = self.step_count
+        if self.cooldown_from is None and self._must_cool:
+            self.cooldown_from = self.step_count
         return {
             "loss": loss,
             "grad_norm": norm,
@@ -295,6 +297,12 @@ class Training:
             return self.spec.steps
         return min(self.spec.steps, self.cooldown_from + self.spec.optimizer.cooldown)
 
+    @property
+    def _must_cool(self) -> bool:
+        """Whether no more steps are left than a cool-down takes: a run that found no time for one ends with it (2404.06395)."""
+        optimizer = self.spec.optimizer
+        return optimizer.decay == "cooldown" and self.step_count >= self.spec.steps - optimizer.cooldown > 0
+
     def _judge(self, found: dict[str, float], accuracy: float) -> None:
         """What an evaluation of the current stage leads to; `accuracy` is the one that the stage goes by."""
         self.evaluation = {"step": self.step_count, **found}
@@ -308,7 +316,7 @@ class Training:
         optimizer = self.spec.optimizer
         if self.stages.advance(accuracy):
             self.best = None
-        elif self.stages.last and optimizer.decay == "cooldown":
+        elif self.stages.last and optimizer.decay == "cooldown" and not self._must_cool:
             if self.cooldown_from is None and accuracy >= optimizer.cooldown_at:
                 self.cooldown_from = self.step_count
             elif self.cooldown_from is not None and 1.0 - accuracy > CALLED_OFF * (1.0 - optimizer.cooldown_at):

@@ -32,7 +32,8 @@ class OptimizerSpec(Spec):
     clip: float | None = Field(default=1.0, gt=0.0)
     """Largest global gradient norm; empty turns clipping off."""
     decay: Literal["cooldown", "linear", "none"] = "cooldown"
-    """`cooldown`: constant, then linear to 0 over `cooldown` steps once the last stage reaches `cooldown_at`.
+    """`cooldown`: constant, then linear to 0 over `cooldown` steps once the last stage reaches `cooldown_at`, and in any case at
+    the end of `steps`, on whatever stage (warm-up, constant rate, decay: arXiv 2404.06395).
     `linear`: from the end of the warm-up to 0 at the last step. `none`: constant."""
     cooldown: PositiveInt = 300
     """Steps of the cool-down."""

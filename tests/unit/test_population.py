@@ -77,7 +77,7 @@ def test_stages_cool_down_and_end_are_each_members_own() -> None:
             found[number].append(progress)
     assert [len(steps) for steps in found] == [18, 27, 36, 12]
     assert {(0, 0, 0, 0), (1, 0, 0, 1), (2, 1, 0, 1), (2, 2, 1)} <= together  # stages of those that run
-    assert [member.cooldown_from for member in population.members] == [12, 21, 30, 12]
+    assert [member.cooldown_from for member in population.members] == [12, 21, 30, 6]
     alone = [Training(spec) for spec in of_members]
     for member, run, steps in zip(population.members, alone, found, strict=True):
         for step, expected in zip(steps, to_the_end(run), strict=True):

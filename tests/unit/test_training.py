@@ -87,6 +87,15 @@ def test_a_cooldown_that_the_loss_rises_in_is_called_off(monkeypatch: pytest.Mon
     assert run.cooldown_from == 100
 
 
+def test_a_run_that_never_reaches_its_goal_ends_with_a_cooldown() -> None:
+    optimizer = {"warmup": 5, "cooldown": 30, "cooldown_at": 1.0, "lr": 1e-5}
+    run = Training(spec_of(contract={"promote_at": 1.0}, optimizer=optimizer, steps=50))
+    rates = [metrics["lr"] for metrics in advanced(run, 60)]
+    assert (len(rates), run.outcome, run.stages.index, run.cooldown_from) == (50, "unsolved", 0, 20)
+    assert rates[5:21] == pytest.approx([1e-5] * 16)
+    assert rates[21:] == pytest.approx([1e-5 * left / 30 for left in range(29, 0, -1)])
+
+
 # Resuming
 
 

@@ -27,11 +27,14 @@ from loopcore.instruments import (
     measure_accuracy,
     measure_cones,
     measure_frontier,
+    measure_plateau,
     measure_tail,
     measure_tau,
 )
 from loopcore.specs import ProbeSpec, TrainSpec
 from loopcore.tasks import Task
+from workers import scaling
+from workers.scaling import Scaled
 
 __all__ = ["Probed", "measure"]
 
@@ -148,6 +151,10 @@ class _Probe:
             "tail": self.tail,
             "schedules": self.schedules,
             "calibration": self.calibration,
+            "perturbation": functools.partial(self.scaled, scaling.perturbation),
+            "kappa": functools.partial(self.scaled, scaling.kappa),
+            "growth": functools.partial(self.scaled, scaling.growth),
+            "plateau": self.plateau,
         }
         asked = [name for name in named if name in self.spec.instruments]
         for done, name in enumerate(asked, 1):
@@ -306,6 +313,29 @@ class _Probe:
             "worst_risk": max(promise.risks_D),
             "words": truth.words,
         }
+
+    def scaled(self, instrument: Callable[[Any, Task, TrainSpec], Scaled]) -> None:
+        name = instrument.__name__
+        self.require_all_visible(name)
+        found = instrument(self.model, self.task, self.train)
+        self.found.rows += found.rows
+        self.found.figures[name] = found.figure
+
+    def plateau(self) -> None:
+        self.require_all_visible("plateau")
+        spec = self.spec
+        plateau = measure_plateau(
+            self.model,
+            self.task,
+            words=spec.words,
+            length=self.length,
+            loops=self.trained_loops,
+            confidence=spec.confidence,
+            seed=spec.seed,
+            batch=self.batch(self.length),
+        )
+        self.found.rows += plateau.rows()
+        self.found.figures["plateau"] = plateau.to_json()
 
     def require_an_order(self) -> None:
         if self.squares:

@@ -1,6 +1,6 @@
 """What a trained looped model computes, and when: accuracy by loop, frontier, convergence times, damage cones, and what the end
 of the loop shows (arXiv 2607.20594); and how a model scales with width, blocks and loops: kappa_R, growth of the residual stream,
-one-step perturbation, coordinate check (arXiv 2607.13491, 2606.18524).
+one-step perturbation, coordinate check (arXiv 2607.13491, 2606.18524), and whether it trains at all.
 
 correct = correct_by_loop(model, task, words=512, length=8, loops=12)
 measure_frontier(correct).speed.v, measure_tau(correct).speed.v
@@ -18,6 +18,7 @@ from loopcore.instruments.frontier import FrontierResult, fit_speed, frontier, m
 from loopcore.instruments.growth import GrowthCurve, GrowthResult, measure_growth, sweep_displacement, sweep_growth
 from loopcore.instruments.kappa import Kappa, KappaResult, KappaSweep, implied_exponent, measure_kappa, sweep_kappa
 from loopcore.instruments.perturbation import PerturbationResult, measure_step, predicted_exponent, sweep_perturbation
+from loopcore.instruments.plateau import Plateau, measure_plateau
 from loopcore.instruments.speed import Speed
 from loopcore.instruments.tail import TAIL_METRICS, TailResult, jacobian_alignment, measure_tail
 from loopcore.instruments.tau import TauResult, convergence_times, measure_tau, solved_words
@@ -49,6 +50,7 @@ __all__ = [
     "KappaSweep",
     "PerturbationResult",
     "Place",
+    "Plateau",
     "PowerFit",
     "Speed",
     "TailResult",
@@ -71,6 +73,7 @@ __all__ = [
     "measure_frontier",
     "measure_growth",
     "measure_kappa",
+    "measure_plateau",
     "measure_step",
     "measure_tail",
     "measure_tau",

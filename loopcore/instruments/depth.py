@@ -44,7 +44,13 @@ class Depth(NamedTuple):
 
 
 def reshaped(
-    spec: TrainSpec, *, width: int | None = None, blocks: int | None = None, loops: int | None = None, seed: int | None = None
+    spec: TrainSpec,
+    *,
+    width: int | None = None,
+    blocks: int | None = None,
+    loops: int | None = None,
+    seed: int | None = None,
+    tied: bool | None = None,
 ) -> TrainSpec:
     """`spec` at another shape or seed, the scaling rule following. What is left out stays.
 
@@ -63,6 +69,8 @@ def reshaped(
         content["contract"]["loops"] = FixedLoops(count=loops).resolved()
         content["scaling"]["loops"] = loops
         content["model"]["untied_loops"] = None
+    if tied is not None:
+        content["model"] |= {"tied": tied, "untied_loops": None}
     if seed is not None:
         content["seed"] = seed
     return TrainSpec.model_validate(content)

@@ -10,7 +10,20 @@ from loopcore.specs.base import PositiveInt, Probability, Spec
 
 __all__ = ["SPEED_LEVEL", "Instrument", "ProbeSpec"]
 
-Instrument = Literal["frontier", "tau", "halting", "accuracy", "damage", "tail", "schedules", "calibration"]
+Instrument = Literal[
+    "frontier",
+    "tau",
+    "halting",
+    "accuracy",
+    "damage",
+    "tail",
+    "schedules",
+    "calibration",
+    "perturbation",
+    "kappa",
+    "growth",
+    "plateau",
+]
 
 SPEED_LEVEL = 0.8
 """Where v_hat is read. The accuracy of the position that is just being solved is .85 to .97 in trained models (S3, T = n = 8,
@@ -20,7 +33,8 @@ eight loops that makes the slope anything from .81 to 1.02 (R2 from .957 up). At
 
 
 class ProbeSpec(Spec):
-    """Measure a trained run: how its solved prefix grows with loops, when each position converges, when it may stop."""
+    """Measure a trained run: how its solved prefix grows with loops, when each position converges, when it may stop; and how
+    models of its spec scale with loops."""
 
     job: int = Field(ge=1)
     """The `train` job whose run is measured; the probe waits for it."""
@@ -30,8 +44,12 @@ class ProbeSpec(Spec):
     early loses, which `calibrated:eps` halts by. `accuracy`: accuracy by loops at each of `lengths` (at `length` it is always
     measured). `damage`: damage cones and the speed of their edge. `tail`: the four metrics of the end of the loop, at T(n).
     `schedules`: accuracy with the contract's input schedule, and with all inputs visible. `calibration`: in how many of 20
-    calibrations, each on words of its own, `calibrated:0.01` keeps its promise. What a model or task has no trace of is
-    undecided, with the reason."""
+    calibrations, each on words of its own, `calibrated:0.01` keeps its promise. `perturbation`: change of the logits after one
+    update (SGD and sign) of models of the run's spec as initialised, at 1 to 16 loops, with tied and untied weights. `kappa`:
+    kappa_R of every block and matrix at the contract's most loops, of the run as initialised and as trained. `growth`: how far
+    the residual stream is from its start over 32 visits, and over loops with the rule's multipliers of each, tied and untied,
+    as initialised. `plateau`: held-out loss at T(n) beside that of the best constant prediction. What a model or task has no
+    trace of is undecided, with the reason."""
     length: PositiveInt | None = None
     """Word length n. Empty: the longest length of the run's contract."""
     lengths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1, max_length=16)

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 
 from loopcore.errors import InputError
 from loopcore.studies.base import SCALES, Ask, Cell, Claim, Finding, ProbeRequest, Study, cell_keys
+from loopcore.studies.deeploop import DEEPLOOP
 from loopcore.studies.inside_the_loop import INSIDE_THE_LOOP, PARTS
 from loopcore.studies.measured import CellResult, Measured, Row
 from loopcore.studies.verdicts import Estimate, Verdict
@@ -36,7 +37,7 @@ __all__ = [
 
 ENTRY_POINTS = "loopcore.studies"
 
-STUDIES: dict[str, Study] = {study.name: study for study in (*PARTS, INSIDE_THE_LOOP)}
+STUDIES: dict[str, Study] = {study.name: study for study in (*PARTS, INSIDE_THE_LOOP, DEEPLOOP)}
 """The studies that come with Loopcore, by the name a user types."""
 
 

@@ -11,6 +11,10 @@ The rows that are read, by instrument and axes (the instruments of `loopcore.ins
     tail                of: one of the four metrics; loop
     schedules           schedule: streaming or all; of: token, exact, last; loop
     calibration         of: kept, draws, loops, fixed_loops; of: margin, risk, by draw
+    perturbation        of: logit_change; loops; update; tied
+    kappa               of: F_largest, F_bound; of: F, block, matrix (F max_normalised or norm_weighted); at: start, end
+    growth              of: exponent; of: final_displacement; loops; tied
+    plateau             of: loss, constant, below
 """
 
 from __future__ import annotations
@@ -196,6 +200,33 @@ class Run:
     def cone_points(self) -> list[tuple[int, int, float]]:
         """(damaged position, distance behind it, mean loops until the change) of the cone's edge."""
         return sorted((row.axes["patched"], row.axes["distance"], row.value) for row in self._rows("damage_onset"))
+
+    def loss(self) -> float:
+        """Held-out loss at the end of training, nats a position."""
+        if self.result.state != "succeeded":
+            raise Undecided(f"its training is {self.result.state}")
+        found = self.result.figures.get("loss")
+        if self.diverged:
+            raise Undecided("it diverged")
+        if found is None:
+            raise Undecided("it has no held-out loss")
+        return found
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss or a gradient was not finite."""
+        return self.result.figures.get("outcome") == "diverged"
+
+    def figure(self, instrument: str, **axes: Any) -> Estimate:
+        """The one figure of an instrument with these axes."""
+        return self._one(instrument, f"no {instrument}", axes).estimate
+
+    def over_loops(self, instrument: str, **axes: Any) -> list[tuple[int, float]]:
+        """(loops, figure) of an instrument that measures models of several loop counts."""
+        found = sorted((row.axes["loops"], row.value) for row in self._rows(instrument, **axes))
+        if not found:
+            raise Undecided(self._why(instrument, f"no {instrument}"))
+        return found
 
     def curve(self, name: str = "held_out_token_accuracy") -> Sequence[tuple[int, float]]:
         """(step, value) of a training curve; empty where it was not kept."""

@@ -296,29 +296,47 @@ class Dispatcher:
     def _give_back(self) -> None:
         """Has the attempts on a cluster that is shut down write a last checkpoint and end; no budget is spent by that.
 
-        What has not begun is given back from here. What does not react in time ends with its cluster, and is found lost.
+        What has not begun is given back from here, and so is what does not react in time: its process ends with the cluster,
+        and the job goes on from its newest checkpoint without a lease to wait for.
         """
         ends = time.monotonic() + min(self._settings.cancel_grace_s, state.GIVE_BACK_S)
-        try:
-            with suppress(NoCluster):
-                self._due.pop("adopt", None)
-                self._look_after(self._queue.live())
-                self._on_cluster(self._actors.release)
-            while waited := [job for job in self._queue.live() if job.fence in self._actors.watched]:
-                for job in waited:
-                    if job.node is None:  # its process has not begun, and no longer may
-                        self._release(job.fence)
+        with suppress(NoCluster):
+            self._while_time_is_left(ends, self._ask_for_release)
+        self._while_time_is_left(ends, lambda: self._see_released(ends))
+
+    def _ask_for_release(self) -> None:
+        self._due.pop("adopt", None)
+        self._look_after(self._queue.live())
+        self._on_cluster(self._actors.release)
+
+    def _see_released(self, ends: float) -> None:
+        while waited := [job for job in self._queue.live() if job.fence in self._actors.watched]:
+            late = time.monotonic() >= ends
+            for job in waited:
+                if job.node is None:  # its process has not begun, and no longer may
+                    self._release(job.fence, "its cluster is shut down, and its process had not begun")
+                elif late:
+                    self._release(job.fence, "its cluster is shut down, and it wrote no last checkpoint in time")
+            if late:
+                return
+            time.sleep(GIVE_BACK_EVERY_S)
+
+    def _while_time_is_left(self, ends: float, work: Callable[[], None]) -> None:
+        """Runs `work`, again while the registry is away: jobs are about to write their ends to it."""
+        while True:
+            try:
+                work()
+                return
+            except RegistryUnavailable as error:
                 if time.monotonic() >= ends:
-                    log.warning("not given back", jobs=[job.id for job in waited if job.node is not None])
+                    log.warning("the registry is away: what runs is tried again when its lease is over", error=str(error))
                     return
                 time.sleep(GIVE_BACK_EVERY_S)
-        except RegistryUnavailable as error:
-            log.warning("the registry is away: what runs is tried again when its lease is over", error=str(error))
 
-    def _release(self, fence: Fence) -> None:
+    def _release(self, fence: Fence, why: str) -> None:
         with suppress(LeaseLost):  # it began and did so itself, or ended
-            job = self._queue.release(fence, "its cluster is shut down, and its process had not begun")
-            log.info("released", job=fence.job, attempt=fence.attempt, state=job.state)
+            job = self._queue.release(fence, why)
+            log.info("released", job=fence.job, attempt=fence.attempt, state=job.state, why=why)
 
     def _claim(self, ledger: Ledger) -> None:
         started = 0

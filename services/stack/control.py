@@ -17,7 +17,7 @@ from services.stack import state
 
 __all__ = ["down", "up_detached"]
 
-DOWN_S = 60.0  # seconds that a supervisor has to take everything down
+DOWN_S = 75.0  # seconds that a supervisor has to take everything down: above the sum of its own waits
 READY_FD = "LOOP_READY_FD"  # names the pipe on which a detached supervisor tells how it goes
 
 

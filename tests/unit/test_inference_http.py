@@ -182,6 +182,37 @@ def test_a_body_that_is_too_large_is_413_before_it_is_sent(client: httpx.Client)
     with socket.create_connection((host, port), timeout=10) as sock:
         sock.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 52428800\r\n\r\n".encode())
         assert sock.recv(100).startswith(b"HTTP/1.1 413")  # and not one byte of the body was sent
+    with socket.create_connection((host, port), timeout=10) as sock:
+        sock.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        sock.sendall(b"100001\r\n" + b" " * (2**20 + 1) + b"\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 413")  # whatever was to come after
+
+
+def test_what_cannot_be_right_is_refused_at_once_while_the_line_is_full(
+    client: httpx.Client, eventually: Callable[..., object]
+) -> None:
+    """Nobody waits in a line that never moves to be told what was wrong; each is refused before it asks for a place."""
+    rows = {"name": "inputs", "datatype": "INT64", "shape": [10_000, 1], "data": [1] * 10_000}
+    bodies = {
+        "NaN": (PREDICT, b'{"inputs": [NaN]}'),
+        "Infinity": (PREDICT, b'{"inputs": [1], "accuracy_floor": Infinity}'),
+        "nested lists": (PREDICT, json.dumps({"inputs": [[[[1]]]]}).encode()),
+        "10,000 rows": (PREDICT, json.dumps({"inputs": [[1]] * 10_000}).encode()),
+        "10,000 rows of a tensor": ("/v2/models/s3@demo/infer", json.dumps({"inputs": [rows]}).encode()),
+        "a wrong dtype": (
+            "/v2/models/s3@demo/infer",
+            json.dumps({"inputs": [rows | {"datatype": "FP64", "shape": [1, 1], "data": [1.0]}]}).encode(),
+        ),
+    }
+    with ExitStack() as calls:
+        for held in (4, 8):  # the rows, then the line
+            calls.enter_context(_held(client, {"inputs": [[1, 2]] * held, "halt": FOREVER}))
+            eventually(lambda due=held: card(client)["live"] == 4 and (due == 4 or card(client)["waiting"] == 8))
+        for what, (path, content) in bodies.items():
+            answer = client.post(path, content=content, headers={"content-type": "application/json"}, timeout=10.0)
+            assert (what, answer.status_code) == (what, 400)
+            assert answer.json()["error"]
+    eventually(lambda: (card(client)["live"], card(client)["waiting"]) == (0, 0), what="an empty engine")
 
 
 def test_an_unknown_model_is_404_and_says_which_there_are(client: httpx.Client) -> None:

@@ -279,7 +279,7 @@ def operator_first(ask: Ask, role: str, group: str, seed: int, *, curriculum: bo
     """The wall, with the curriculum (all pairs at n = 2 until they are exact, then longer) or straight at the full length."""
     length = word_length(ask, group)
     stages = (2, *(n for n in (3, 4) if n < length), *(n for n in _stages(length) if n > 4 or n == length))
-    steps = {"smoke": 400, "cpu": 9000 if curriculum else 4000, "gpu": 40_000}[ask.scale]
+    steps = {"smoke": 400, "cpu": 16_000 if curriculum else 4000, "gpu": 40_000}[ask.scale]
     return _cell(
         ask,
         role,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -84,11 +84,14 @@ def accuracy_figure(
     return figure
 
 
-def transfer_figure(points: Iterable[TransferPoint], *, title: str = "") -> Figure:
+def transfer_figure(
+    points: Iterable[TransferPoint], optima: Mapping[tuple[str, int], float] | None = None, *, title: str = ""
+) -> Figure:
     """log2 of the learning rate against loss: a panel a rule, a curve a loop count, seeds as a band around their mean.
 
     Every curve's minimum is marked by a star, hollow where it lies at the edge of the grid and the optimum may be beyond it.
-    Learning rates at which a seed diverged are crosses along the top.
+    `optima` are fitted ones, log2 of the rate by rule and loop count: a dotted line each. Learning rates at which a seed
+    diverged are crosses along the top.
     """
     trials: dict[str, dict[int, dict[float, list[float | None]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for point in points:
@@ -105,6 +108,8 @@ def transfer_figure(points: Iterable[TransferPoint], *, title: str = "") -> Figu
         for loops, by_rate in sorted(by_loops.items()):
             number = every_loops.index(loops)
             _transfer_curve(axes, by_rate, number, f"T = {loops}", height=1.0 - 0.04 * (number + 1))
+            if (fitted := (optima or {}).get((rule, loops))) is not None:
+                axes.axvline(fitted, color=colour(number), ls=":", lw=1)
         axes.set_title(rule)
         axes.set_xlabel("log2 learning rate")
         axes.grid(alpha=0.25)

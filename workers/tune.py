@@ -1,5 +1,7 @@
 """A `tune` job: every point of a learning-rate study as a trial of Ray Tune, one table and one plot at the end.
 
+The points come in rounds: the grid, then what `loopcore.studies.transfer_plan` asks for until each minimum is bracketed.
+
 Each trial has a run of its own in the registry. Another attempt at the job reads there which trials are done and runs the
 others anew, under the same runs: nothing of Tune's own state is read back, for that would unpickle it.
 """
@@ -28,7 +30,9 @@ from ray.tune.stopper import NoopStopper
 from loopcore.device import resolve_device
 from loopcore.plots import TransferPoint, save, transfer_figure
 from loopcore.specs import TrialPoint, TuneJob
-from loopcore.studies.transfer import TransferRow, Trial, transfer_table
+from loopcore.specs.tune import MOST_TRIALS
+from loopcore.studies.transfer import TransferRow, Trial, rates_of, transfer_table
+from loopcore.studies.transfer_plan import planned
 from services.registry import CurvePoint, LeaseLost, RegistryUnavailable, Run, RunState
 from workers.feed import Feed
 from workers.lease import HeldJob, Released, Stop
@@ -60,11 +64,12 @@ def run(held: HeldJob) -> dict[str, Any]:
         feed.follow(study, name=held.job.name or f"tune {held.job.id}", params=_params(spec))
         trials = _Trials(held, spec, study, feed)
         try:
-            if trials.left:
+            while trials.left:
                 _fit(held, spec, trials)
-            held.check()
-            if trials.errors:
-                raise TrialsFailed(f"{len(trials.errors)} of {len(spec.points())} trials failed; the first: {trials.errors[0]}")
+                held.check()
+                if trials.errors:
+                    raise TrialsFailed(f"{len(trials.errors)} of {trials.planned} trials failed; the first: {trials.errors[0]}")
+                trials.plan()
         except (LeaseLost, RegistryUnavailable, Released):
             raise
         except Exception as error:
@@ -76,8 +81,11 @@ def run(held: HeldJob) -> dict[str, Any]:
             raise
         rows = transfer_table(spec, trials.found())
         folder = held.settings.artifacts / f"job-{held.job.id}"
+        for row in rows:
+            if row.open_because:
+                _log.warning("%s at T=%d is not bracketed: %s", row.rule, row.loops, row.open_because)
         plot, table = _draw(folder, spec, trials.found(), rows)
-        figures = {"trials": len(spec.points()), "diverged": sum(trial.diverged for trial in trials.found()), **_figures(rows)}
+        figures = {"trials": trials.planned, "diverged": sum(trial.diverged for trial in trials.found()), **_figures(rows)}
         held.write(lambda: records.finish_run(held.fence, study.id, RunState.FINISHED, figures))
         feed.attach(study, [plot, table])
         feed.end(study, RunState.FINISHED, figures)
@@ -86,7 +94,7 @@ def run(held: HeldJob) -> dict[str, Any]:
             "run": study.id,
             "table": [row.to_json() for row in rows],
             "plot": str(plot),
-            "trials": len(spec.points()),
+            "trials": trials.planned,
             "mlflow_run": feed.mlflow_run(study),
             "mlflow_complete": complete,
         }
@@ -100,23 +108,37 @@ class _Trials(Callback):
 
     def __init__(self, held: HeldJob, spec: TuneJob, study: Run, feed: Feed) -> None:
         self._held, self._spec, self._study, self._feed = held, spec, study, feed
-        self._points = {key_of(point): point for point in spec.points()}
+        self._points: dict[str, TrialPoint] = {}
         self._open: dict[str, Recording] = {}
         self._done: dict[str, Run] = {}
         self.errors: list[str] = []
-        for row in held.write(lambda: held.registry.records.runs(held.job.id, kind="trial", limit=len(self._points) + 1)):
-            if row.state in COMPLETE:
+        rows = held.write(lambda: held.registry.records.runs(held.job.id, kind="trial", limit=MOST_TRIALS + 1))
+        complete = {row.key: row for row in rows if row.state in COMPLETE}
+        self.plan()
+        while again := [complete[key] for key in self._points if key in complete and key not in self._done]:
+            for row in again:
                 # Ended in MLflow once more: the attempt before may have died just before it did so.
                 self._follow(row)
                 self._feed.end(row, row.state, row.figures)
                 self._done[row.key] = row
+            self.plan()
         if self._done:
             _log.info("%d of %d trials were done by an earlier attempt", len(self._done), len(self._points))
+
+    def plan(self) -> None:
+        """Adds the trials that follow from those that are done."""
+        done = {trial.point: trial for trial in self.found()}
+        self._points |= {key_of(point): point for point in planned(self._spec, done)}
         self._tell()
 
     @property
+    def planned(self) -> int:
+        """Trials that are known to be needed, done or not."""
+        return len(self._points)
+
+    @property
     def left(self) -> list[TrialPoint]:
-        """Points that no attempt has finished."""
+        """Those that no attempt has finished."""
         return [point for key, point in self._points.items() if key not in self._done]
 
     def found(self) -> list[Trial]:
@@ -247,22 +269,23 @@ def _figures(rows: list[TransferRow]) -> dict[str, Any]:
     return {
         f"{row.rule}.T{row.loops}.{name}": getattr(row, name)
         for row in rows
-        for name in ("optimum_log2_lr", "best_loss", "drift_octaves", "regret")
+        for name in ("best_log2_lr", "optimum_log2_lr", "best_loss", "drift_octaves", "regret")
     }
 
 
 def _draw(folder: Path, spec: TuneJob, found: list[Trial], rows: list[TransferRow]) -> tuple[Path, Path]:
     """Writes the plot and the table; gives their places."""
-    losses = {trial.point: trial for trial in found}
+    by_point = {trial.point: trial for trial in found}
     points = [
-        TransferPoint(rule, loops, rate, None if trial.diverged else trial.loss, seed)
+        TransferPoint(rule, loops, rate, None if trial.diverged else trial.loss, trial.point.seed)
         for rule in spec.rules
         for loops in spec.loops
-        for rate in spec.log2_lrs
-        for seed in spec.seeds
-        for trial in [losses[spec.stands_for(TrialPoint(rule=rule, loops=loops, log2_lr=rate, seed=seed))]]
+        for rate, ran in rates_of(spec, by_point, rule, loops).items()
+        for trial in ran
     ]
-    plot = save(transfer_figure(points, title="learning-rate transfer over loops"), folder / "transfer.png")
+    optima = {(row.rule, row.loops): row.optimum_log2_lr for row in rows if row.optimum_log2_lr is not None}
+    figure = transfer_figure(points, optima, title="learning-rate transfer over loops")
+    plot = save(figure, folder / "transfer.png")
     table = folder / "transfer.json"
     table.write_text(json.dumps([row.to_json() for row in rows], indent=1, allow_nan=False) + "\n")
     return plot, table

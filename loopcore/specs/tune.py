@@ -11,11 +11,14 @@ from loopcore.specs.contract import FixedLoops
 from loopcore.specs.model import Rule
 from loopcore.specs.train import TrainSpec
 
-__all__ = ["MOST_TRIALS", "TrialPoint", "TuneSpec"]
+__all__ = ["HIGHEST_LOG2_LR", "LOWEST_LOG2_LR", "MOST_TRIALS", "TrialPoint", "TuneSpec"]
 
 MOST_TRIALS = 2000  # of one study; a longer list is a mistake, or several studies
 
-Log2 = Annotated[float, Field(ge=-64.0, le=4.0)]
+LOWEST_LOG2_LR, HIGHEST_LOG2_LR = -64.0, 4.0
+POST_NORM: frozenset[Rule] = frozenset({"deepnorm", "deeploop"})
+
+Log2 = Annotated[float, Field(ge=LOWEST_LOG2_LR, le=HIGHEST_LOG2_LR)]
 
 
 class TrialPoint(Spec):
@@ -40,6 +43,10 @@ class TuneSpec(Spec):
     """log2 of the base learning rates searched."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = Field(default=(0,), min_length=1)
     search: Literal["grid"] = "grid"
+    max_trials: PositiveInt | None = None
+    """Most trials. Where the lowest loss of a curve is at an end of its grid, or a neighbour is more than an octave away, more
+    learning rates are tried, an octave at a time, as far as this allows. Empty: twice the grid's; the grid's own number: no more.
+    """
     trial_cpus: float = Field(default=1.0, gt=0.0)
     """CPUs, and torch threads, of one trial; as many trials run at once as fit in the job's CPUs."""
 
@@ -51,30 +58,42 @@ class TuneSpec(Spec):
                 raise ValueError(f"{name} names a value twice: {list(values)}")
         if (trials := len(self.rules) * len(self.loops) * len(self.log2_lrs) * len(self.seeds)) > MOST_TRIALS:
             raise ValueError(f"{trials} trials; expected at most {MOST_TRIALS}: make several studies of it")
-        norms = {"post" if rule in ("deepnorm", "deeploop") else "pre" for rule in self.rules if rule != "standard"}
+        norms = {"post" if rule in POST_NORM else "pre" for rule in self.rules if rule != "standard"}
         if len(norms) > 1:
             raise ValueError(f"rules {list(self.rules)} mix pre-norm and post-norm; search them in two studies")
         if self.train.start_from is not None:
             raise ValueError("every trial starts from weights of its own; leave train.start_from out")
+        if self.max_trials is not None and not len(self.points()) <= self.max_trials <= MOST_TRIALS:
+            raise ValueError(
+                f"max_trials counts the {len(self.points())} trials of the grid too: expected that to {MOST_TRIALS}, "
+                f"got {self.max_trials}"
+            )
         for point in self.points():
             self.trial(point)  # raises what the trial's own spec would raise, before anything is queued
         return self
 
     def points(self) -> tuple[TrialPoint, ...]:
-        """Every trial, each piece of work once: at T = 1 and base blocks all pre-norm rules are one and the same run."""
-        found: dict[str, TrialPoint] = {}
+        """The grid's trials, each piece of work once: at T = 1 and base blocks all pre-norm rules are one and the same run."""
+        found: dict[TrialPoint, None] = {}
         for rule in self.rules:
             for loops in self.loops:
                 for log2_lr in self.log2_lrs:
                     for seed in self.seeds:
-                        point = TrialPoint(rule=rule, loops=loops, log2_lr=log2_lr, seed=seed)
-                        found.setdefault(self._work(point), point)
-        return tuple(found.values())
+                        found[self.stands_for(TrialPoint(rule=rule, loops=loops, log2_lr=log2_lr, seed=seed))] = None
+        return tuple(found)
 
     def stands_for(self, point: TrialPoint) -> TrialPoint:
-        """The trial in `points()` that does the work of `point`."""
-        work = self._work(point)
-        return next(candidate for candidate in self.points() if self._work(candidate) == work)
+        """The trial that does the work of `point`, on the grid or off it."""
+        scaling = self.train.scaling
+        unscaled = point.loops == 1 and self.train.model.blocks == scaling.base_blocks == 1 and point.rule not in POST_NORM
+        if not unscaled:
+            return point
+        return point.model_copy(update={"rule": next(rule for rule in self.rules if rule not in POST_NORM)})
+
+    @property
+    def trials_at_most(self) -> int:
+        """`max_trials`, or what it is where it is left empty."""
+        return self.max_trials or min(MOST_TRIALS, 2 * len(self.points()))
 
     def trial(self, point: TrialPoint) -> TrainSpec:
         """The training run at `point`."""
@@ -84,10 +103,3 @@ class TuneSpec(Spec):
         content["optimizer"]["lr"] = 2.0**point.log2_lr
         content["seed"] = point.seed
         return TrainSpec.model_validate(content)
-
-    def _work(self, point: TrialPoint) -> str:
-        model, scaling = self.train.model, self.train.scaling
-        unscaled = point.loops == 1 and model.blocks == scaling.base_blocks == 1 and point.rule not in ("deepnorm", "deeploop")
-        if unscaled:
-            point = point.model_copy(update={"rule": "standard"})
-        return point.digest()

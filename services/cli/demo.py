@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 MODEL = "s3@demo"
-SHOWN = ("rule", "loops", "optimum_log2_lr", "drift_octaves", "best_loss", "regret", "at_edge", "diverged")  # of the table
+SHOWN = ("rule", "loops", "optimum_log2_lr", "drift_octaves", "best_loss", "regret", "bracketed", "diverged")  # of the table
 WORD_SYMBOLS = 5  # letters of the word that is asked: shorter than the trained length, so that halting has something to save
 
 TRAIN: dict[str, Any] = {
@@ -38,6 +38,7 @@ TUNE: dict[str, Any] = {
     "rules": ["standard", "loop_mup"],
     "loops": [1, 4],
     "log2_lrs": [-3, -4, -5, -6, -7],
+    "max_trials": 15,  # the grid's own: a demo has its time
     "train": {
         "task": {"kind": "text", "source": "stdlib"},
         "model": {"positions": "rope", "bos": False, "injection": "none", "readout_init": "normal"},

@@ -81,11 +81,16 @@ def points() -> list[TransferPoint]:
 
 
 def test_transfer_figure_marks_every_minimum_and_every_divergence(tmp_path: Path) -> None:
-    figure = transfer_figure(points(), title="transfer")
+    figure = transfer_figure(points(), {("standard", 1): -3.4, ("loop_mup", 4): -3.1}, title="transfer")
     standard, scaled = figure.axes
     assert (standard.get_title(), scaled.get_title()) == ("standard", "loop_mup")
     assert sorted(marked(standard, "*")) == [(-4.0, 2.1), (-3.0, 2.0)]
     assert marked(scaled, "*") == [(-3.0, 1.9)]
+    dotted = {
+        axes: [xs(line) for line in axes.lines if line.get_linestyle() == ":" and xs(line)[0] == xs(line)[-1]]
+        for axes in (standard, scaled)
+    }
+    assert dotted == {standard: [[-3.4, -3.4]], scaled: [[-3.1, -3.1]]}
     faces = {xs(line)[0]: line.get_markerfacecolor() for line in standard.lines if line.get_marker() == "*"}
     assert faces[-4.0] == "none"  # at the edge of the grid: the optimum may be beyond
     assert faces[-3.0] != "none"

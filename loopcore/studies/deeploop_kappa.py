@@ -105,16 +105,15 @@ def _aligned(runs: list[Run], of_blocks: list[Run]) -> Finding:
     samples: list[Sample] = []
     for rule in RULES:
         for step in steps:
-            row: dict[str, Any] = {"rule": rule, "steps": step}
             for form in FORMS:
                 found = _kappas(runs, rule, step, f"{form}_largest")
                 samples.append(found)
                 growth[rule, step, form] = exponent = _exponent(found)
-                row |= {f"g_{form}": exponent and exponent.value, f"g_{form}_low": exponent and exponent.low}
-                row |= {f"g_{form}_high": exponent and exponent.high}
-            weighted = growth[rule, step, "norm_weighted"]
-            row["implied_p"] = weighted and (1 + weighted.value) / 4
-            rows.append(row)
+                rows.append(
+                    {"rule": rule, "steps": step, "form": form, "exponent": exponent and exponent.value}
+                    | {"low": exponent and exponent.low, "high": exponent and exponent.high}
+                    | {"implied_p": exponent and (1 + exponent.value) / 4, "seeds": found.seeds}
+                )
     mine = {form: growth["deeploop", START, form] for form in FORMS}
     spoken = [f"{rule} {_told(growth, rule, START, FORMS[0])} and {_told(growth, rule, START, FORMS[1])}" for rule in RULES]
     last = steps[-1]
@@ -127,7 +126,7 @@ def _aligned(runs: list[Run], of_blocks: list[Run]) -> Finding:
         seeds=min((found.seeds for found in samples if found.used), default=0),
         seconds=seconds_of(samples),
         detail={
-            "rows": rows,
+            "growth": rows,
             "blocks": _by_block([*runs, *of_blocks]),
             "plots": [
                 *_kappa_plots(runs, START),
@@ -223,5 +222,5 @@ def _bound(runs: list[Run]) -> Finding:
         estimate=max(weighted, key=lambda one: one.value, default=None),
         seeds=min((found.seeds for found in samples if found.used), default=0),
         seconds=seconds_of(samples),
-        detail={"rows": rows},
+        detail={"growth": rows},
     )

@@ -91,7 +91,7 @@ def _stepped(claim: Claim, runs: list[Run], kinds: tuple[tuple[str, bool], ...])
         estimate=max(off, key=lambda one: abs(one.value)),
         seeds=min(found.seeds for found in samples if found.used),
         seconds=seconds_of(samples),
-        detail={"rows": rows, "plots": _step_plots(runs, kinds)},
+        detail={"exponents": rows, "plots": _step_plots(runs, kinds)},
     )
 
 

@@ -117,7 +117,7 @@ def _shares(runs: list[Run]) -> Finding:
         estimate=gap,
         seeds=fewest,
         seconds=sum(run.result.seconds for run in runs),
-        detail={"rows": rows, "plots": _share_plots(rows, samples, warmups)},
+        detail={"shares": rows, "plots": _share_plots(rows, samples, warmups)},
     )
 
 
@@ -161,9 +161,9 @@ def _gains(runs: list[Run]) -> list[Finding]:
     }
     means = {loops: _mean(by_seed.values()) for loops, by_seed in gains.items()}
     detail = {
-        "rows": [{name: value for name, value in row.items() if name != "by_seed"} for row in rows],
+        "best_rates": [{name: value for name, value in row.items() if name != "by_seed"} for row in rows],
         "gains": [
-            {"loops": loops, "gain": mean.value, "low": mean.low, "high": mean.high, "published": PUBLISHED.get(loops)}
+            {"loops": loops, "measured": mean.value, "low": mean.low, "high": mean.high, "published": PUBLISHED.get(loops)}
             for loops, mean in means.items()
             if mean is not None
         ],

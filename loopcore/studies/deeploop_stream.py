@@ -65,7 +65,7 @@ def _stream(runs: list[Run]) -> Finding:
         estimate=max(off, key=lambda one: abs(one.value), default=None),
         seeds=min((found.seeds for found in samples if found.used), default=0),
         seconds=seconds_of(samples),
-        detail={"rows": rows, "plots": _stream_plots(runs)},
+        detail={"exponents": rows, "plots": _stream_plots(runs)},
     )
 
 

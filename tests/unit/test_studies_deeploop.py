@@ -147,7 +147,7 @@ def test_what_follows_the_paper_is_shown() -> None:
     assert found["D6"].low == pytest.approx(1 - 2**0.5 * 0.3903, abs=1e-3)  # Wilson of 0/6 reaches .3903
     assert found["D7"].measured == pytest.approx(0.0, abs=1e-9)
     assert found["D8"].measured == pytest.approx(0.01)
-    rows = {(row["rule"], row["loops"]): row for row in found["D8"].detail["rows"]}
+    rows = {(row["rule"], row["loops"]): row for row in found["D8"].detail["best_rates"]}
     assert rows["deeploop", 7]["rate"] == 0.01
     assert rows["deeploop", 7]["at_edge"] is False
     assert {row["block"] for row in found["D3"].detail["blocks"]} == {0, 1}
@@ -166,7 +166,7 @@ def test_visits_that_do_not_align() -> None:
     found = said(made(growth=ALIGNED | {"deeploop": 0.5, "deepnorm": 0.0}))
     assert found["D3"].verdict is NOT_SHOWN
     assert found["D3"].measured == pytest.approx(0.5)
-    row = next(row for row in found["D3"].detail["rows"] if (row["rule"], row["steps"]) == ("deeploop", 0))
+    row = next(row for row in found["D3"].detail["growth"] if (row["rule"], row["steps"]) == ("deeploop", 0))
     assert row["implied_p"] == pytest.approx(0.375)
     assert found["D4"].verdict is NOT_SHOWN  # the bound of DeepNorm does not grow
 
@@ -195,7 +195,7 @@ def test_a_plateau_is_a_failure_and_so_is_a_divergence() -> None:
         return result
 
     found = said(come_to)["D6"]
-    rows = {(row["p"], row["warmup"]): row for row in found.detail["rows"]}
+    rows = {(row["p"], row["warmup"]): row for row in found.detail["shares"]}
     assert (rows[0.25, 20]["trained"], rows[0.25, 20]["plateau"], rows[0.25, 20]["diverged"]) == (4, 1, 1)
     assert (rows[0.5, 20]["trained"], rows[0.5, 20]["plateau"], rows[0.5, 20]["diverged"]) == (5, 1, 0)
     assert found.verdict is UNDECIDED  # 5 of 6 against 4 of 6

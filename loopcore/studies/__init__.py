@@ -13,6 +13,7 @@ from loopcore.studies.base import SCALES, Ask, Cell, Claim, Finding, ProbeReques
 from loopcore.studies.deeploop import DEEPLOOP
 from loopcore.studies.inside_the_loop import INSIDE_THE_LOOP, PARTS
 from loopcore.studies.measured import CellResult, Measured, Row
+from loopcore.studies.transfer_study import TRANSFER
 from loopcore.studies.verdicts import Estimate, Verdict
 
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
 
 ENTRY_POINTS = "loopcore.studies"
 
-STUDIES: dict[str, Study] = {study.name: study for study in (*PARTS, INSIDE_THE_LOOP, DEEPLOOP)}
+STUDIES: dict[str, Study] = {study.name: study for study in (*PARTS, INSIDE_THE_LOOP, DEEPLOOP, TRANSFER)}
 """The studies that come with Loopcore, by the name a user types."""
 
 

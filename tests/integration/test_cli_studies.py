@@ -75,7 +75,7 @@ def test_findings_are_listed_before_anything_was_started(registry: Registry, loo
     code, out, _ = loop("studies", "--json")
     found = json.loads(out)
     assert code == 0
-    assert len(found["findings"]) == 26
+    assert len(found["findings"]) == 32
     assert {one["verdict"] for one in found["findings"]} == {None}
     assert found["studies"] == []
     code, out, err = loop("studies")

@@ -27,6 +27,8 @@ MOST_ONGOING = 1024  # requests in one replica: above what its line takes, so th
 DRAIN_S = 20.0  # seconds that a replica has to answer what it holds before it is ended
 UP_WITHIN_S = 120.0  # seconds that Serve and its replicas have to come up
 POLL_S = 0.2
+# What stands before every replica; a proxy inherits the environment of the controller that starts it.
+PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "services.inference.proxy.middleware"}
 
 
 def address(settings: Settings) -> str:
@@ -69,7 +71,11 @@ def _start_serve(settings: Settings) -> None:
 
     host, port = settings.inference_host, settings.inference_port
     try:
-        serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": host, "port": port},
+            controller_options={"runtime_env": {"env_vars": PROXY}},
+        )
     except (OSError, RuntimeError, TimeoutError) as error:
         raise LoopcoreError(
             f"Ray Serve cannot listen on {host}:{port}: {_first_line(error)}; free that port, or set another LOOP_INFERENCE_PORT"

@@ -7,9 +7,10 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TextIO
 
-__all__ = ["Captured"]
+__all__ = ["Captured", "Divided"]
 
 PENDING_MOST = 1024 * 1024  # characters held while the registry cannot be reached; what comes beyond is counted, not kept
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -18,7 +19,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 class Captured:
     """While it is entered, takes what is printed and logged at INFO or above; `take` gives it away.
 
-    The process's streams are exchanged, so there is one of these in a process at a time.
+    The process's streams are exchanged, so there is one of these in a process at a time; `Divided` is for several.
     """
 
     def __init__(self) -> None:
@@ -26,8 +27,7 @@ class Captured:
         self._pieces: list[str] = []
         self._size = 0
         self._dropped = 0
-        self._handler = logging.StreamHandler(_Stream(self.write))
-        self._handler.setFormatter(logging.Formatter(FORMAT))
+        self._tap = _Tap(self.write)
 
     def write(self, text: str) -> None:
         """Keeps a piece of output."""
@@ -54,13 +54,73 @@ class Captured:
             self._size += len(text)
 
     def __enter__(self) -> Captured:
-        self._before = sys.stdout, sys.stderr, logging.root.level
-        sys.stdout, sys.stderr = _Stream(self.write, sys.stdout), _Stream(self.write, sys.stderr)
-        logging.root.addHandler(self._handler)
-        logging.root.setLevel(min(logging.INFO, logging.root.level))
+        self._tap.open()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._tap.close()
+
+
+# The part that the running thread's output belongs to. A thread that is begun for an attempt runs in a copy of its context.
+_MINE: ContextVar[Captured | None] = ContextVar("captured", default=None)
+
+
+class Divided:
+    """The output of a process with several attempts: each `part` takes what was written for it, and what was for none goes to
+    all that are entered."""
+
+    def __init__(self) -> None:
+        self._tap = _Tap(self._write)
+        self._entered: list[Captured] = []
+
+    def part(self) -> Captured:
+        """The output of one attempt, to be entered by its thread."""
+        return _Part(self._entered)
+
+    def _write(self, text: str) -> None:
+        mine = _MINE.get()
+        for part in list(self._entered) if mine is None else [mine]:
+            part.write(text)
+
+    def __enter__(self) -> Divided:
+        self._tap.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tap.close()
+
+
+class _Part(Captured):
+    """A part of what a `Divided` takes."""
+
+    def __init__(self, entered: list[Captured]) -> None:
+        super().__init__()
+        self._entered = entered
+
+    def __enter__(self) -> Captured:
+        self._entered.append(self)
+        _MINE.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.remove(self)
+
+
+class _Tap:
+    """The process's streams and loggers; between `open` and `close` what is written there is given to `keep` too."""
+
+    def __init__(self, keep: Callable[[str], None]) -> None:
+        self._keep = keep
+        self._handler = logging.StreamHandler(_Stream(keep))
+        self._handler.setFormatter(logging.Formatter(FORMAT))
+
+    def open(self) -> None:
+        self._before = sys.stdout, sys.stderr, logging.root.level
+        sys.stdout, sys.stderr = _Stream(self._keep, sys.stdout), _Stream(self._keep, sys.stderr)
+        logging.root.addHandler(self._handler)
+        logging.root.setLevel(min(logging.INFO, logging.root.level))
+
+    def close(self) -> None:
         logging.root.removeHandler(self._handler)
         sys.stdout, sys.stderr, level = self._before
         logging.root.setLevel(level)

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Feed:
         self._lock = threading.Lock()
         self._hurry = threading.Event()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="mlflow-feed", daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=[self._work], name="mlflow-feed", daemon=True)
 
     def __enter__(self) -> Feed:
         self._thread.start()

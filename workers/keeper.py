@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 from services.registry import Fence, LeaseLost, Registry, RegistryUnavailable
@@ -75,7 +76,7 @@ class Keeper:
         self.deadline_passed = False
         self.lost: LeaseLost | None = None
         self._threads = [
-            threading.Thread(target=target, name=f"lease-{name}", daemon=True)
+            threading.Thread(target=copy_context().run, args=[target], name=f"lease-{name}", daemon=True)
             for name, target in (("keeper", self._keep), ("watchdog", self._watch))
         ]
 

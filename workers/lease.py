@@ -35,12 +35,24 @@ from services.tracking import Tracking
 from workers.capture import Captured
 from workers.keeper import Keeper, seconds
 
-__all__ = ["CancelRequested", "DeadlinePassed", "HeldJob", "Released", "Stop", "run_attempt"]
+__all__ = [
+    "CancelRequested",
+    "DeadlinePassed",
+    "HeldJob",
+    "Released",
+    "Stop",
+    "attend",
+    "keep_quiet",
+    "load",
+    "open_registry",
+    "run_attempt",
+]
 
 SHUT_DOWN = "its cluster is shut down"
 RATE_OVER_S = 20.0  # seconds that a progress rate looks back
 
 Answer = TypeVar("Answer")
+Work = Callable[["HeldJob"], dict[str, Any]]
 
 _log = logging.getLogger(__name__)
 
@@ -150,25 +162,39 @@ def run_attempt(
     Gives the state the job is in then, or `lost` where it is no longer this attempt's or the registry stayed away.
     """
     settings = Settings.model_validate_json(settings_json)
-    fence = Fence(job, attempt)
-    _keep_quiet()
-    registry = _open(settings)
-    with registry:
-        try:
-            row = registry.queue.begin(fence, node or socket.gethostname(), os.getpid())
-            captured = Captured()
-            with Keeper(registry, fence, settings, captured) as keeper, captured:
-                held = HeldJob(row, settings, registry, keeper, release=release)
-                return _work(entry, held, keeper)
-        except (LeaseLost, RegistryUnavailable) as lost:
-            _log.warning("%s", lost)
-            return "lost"
+    keep_quiet()
+    with open_registry(settings) as registry:
+
+        def work(held: HeldJob) -> dict[str, Any]:
+            return load(entry, held.threads)(held)
+
+        return attend(Fence(job, attempt), work, registry, settings, Captured(), node=node, release=release)
 
 
-def _work(entry: str, held: HeldJob, keeper: Keeper) -> str:
+def attend(
+    fence: Fence,
+    work: Work,
+    registry: Registry,
+    settings: Settings,
+    captured: Captured,
+    *,
+    node: str | None = None,
+    release: threading.Event | None = None,
+) -> str:
+    """Runs `work` for an attempt under its lease; gives what `run_attempt` does. The output goes where `captured` takes it."""
+    try:
+        row = registry.queue.begin(fence, node or socket.gethostname(), os.getpid())
+        with captured, Keeper(registry, fence, settings, captured) as keeper:
+            return _work(work, HeldJob(row, settings, registry, keeper, release=release), keeper)
+    except (LeaseLost, RegistryUnavailable) as lost:
+        _log.warning("%s", lost)
+        return "lost"
+
+
+def _work(work: Work, held: HeldJob, keeper: Keeper) -> str:
     queue, fence = held.registry.queue, held.fence
     try:
-        result = _load(entry, held.threads)(held)
+        result = work(held)
     except (LeaseLost, RegistryUnavailable):
         raise  # neither is the job's own error
     except Released:
@@ -200,7 +226,7 @@ def _told(error: Exception) -> tuple[str, bool]:
     return "".join(traceback.format_exception(error)), True
 
 
-def _load(entry: str, threads: int) -> Callable[[HeldJob], dict[str, Any]]:
+def load(entry: str, threads: int) -> Callable[..., Any]:
     """The function behind "module:name", with computing threads limited before anything large is imported."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
@@ -212,7 +238,7 @@ def _load(entry: str, threads: int) -> Callable[[HeldJob], dict[str, Any]]:
     return getattr(loaded, function)
 
 
-def _open(settings: Settings) -> Registry:
+def open_registry(settings: Settings) -> Registry:
     """The registry, waited for as long as the claim's lease may last."""
     away = stamina.retry_context(
         on=_is_away, attempts=None, timeout=settings.lease_s, wait_initial=0.2, wait_max=5.0, wait_jitter=0.2
@@ -227,7 +253,7 @@ def _is_away(error: Exception) -> bool:
     return isinstance(error, RegistryUnavailable) and not isinstance(error, SchemaTooNew | SchemaTooOld)
 
 
-def _keep_quiet() -> None:
+def keep_quiet() -> None:
     """Libraries' own notes that would drown the job's."""
     stamina.instrumentation.set_on_retry_hooks(())
     for name in ("alembic", "mlflow", "urllib3", "matplotlib", "ray"):

@@ -1,21 +1,24 @@
-"""A `train` job: one training, taken up where the attempt before left it."""
+"""A `train` job: one training, taken up where the attempt before left it.
+
+It has its place and its steps from a `Seat`: by itself, or in a population with those of other jobs (`workers.together`).
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, Self
 
 from loopcore.device import resolve_device
 from loopcore.errors import CheckpointNotWritten, InputError
-from loopcore.specs import TrainJob
-from loopcore.training import Training
+from loopcore.specs import TrainJob, TrainSpec
+from loopcore.training import Progress, Training
 from services.registry import LeaseLost, RegistryUnavailable, RunState
 from workers.feed import Feed
 from workers.lease import HeldJob, Released, Stop
 from workers.recording import COMPLETE, Recording, flat, newest_state, pure, trained_run
 
-__all__ = ["run"]
+__all__ = ["Seat", "run"]
 
 TELL_S = 0.25  # seconds between two words about progress
 MLFLOW_AFTER_S = 30.0  # seconds that MLflow has to catch up once the training is over
@@ -24,13 +27,35 @@ MLFLOW_STOPPED_S = 3.0  # and once the job was told to stop
 _log = logging.getLogger(__name__)
 
 
-def run(held: HeldJob) -> dict[str, Any]:
+class Seat:
+    """Where a training is and who makes its steps: this one it has to itself. While it is entered, steps may be asked for."""
+
+    training: Training
+
+    def take(self, held: HeldJob, spec: TrainSpec, device: str) -> Training:
+        """Makes the training, before its first step. Raises what `Training` does."""
+        self.training = Training(spec, device=device, threads=held.threads)
+        return self.training
+
+    def advance(self) -> Progress:
+        """As `Training.advance`."""
+        return self.training.advance()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def run(held: HeldJob, seat: Seat | None = None) -> dict[str, Any]:
     """Trains to the end of the spec; gives the final figures and where the last checkpoint is.
 
     A diverged training is a result, not an error: `outcome` says so. Raises what ends a job, after a last checkpoint.
     """
     assert isinstance(held.spec, TrainJob)
     spec = pure(held.spec)
+    seat = seat or Seat()
     records = held.registry.records
     row = held.write(
         lambda: records.open_run(held.fence, kind="train", spec=spec.resolved(), provenance=dict(held.job.provenance))
@@ -43,9 +68,10 @@ def run(held: HeldJob) -> dict[str, Any]:
             state = row.state
         else:
             device = resolve_device(spec.device, granted_gpu=held.granted_gpu)
-            training = Training(spec, device=device.type, threads=held.threads)
+            training = seat.take(held, spec, device.type)
             try:
-                _train(held, training, recording)
+                with seat:
+                    _train(held, seat, recording)
                 saved = recording.save(training)
             except (LeaseLost, RegistryUnavailable):
                 raise
@@ -69,7 +95,8 @@ def run(held: HeldJob) -> dict[str, Any]:
         return {"run": row.id, **figures, "mlflow_run": feed.mlflow_run(row), "mlflow_complete": complete}
 
 
-def _train(held: HeldJob, training: Training, recording: Recording) -> None:
+def _train(held: HeldJob, seat: Seat, recording: Recording) -> None:
+    training = seat.training
     spec = training.spec
     saved_at = recording.resume(training)
     if spec.start_from is not None and not saved_at:
@@ -77,7 +104,7 @@ def _train(held: HeldJob, training: Training, recording: Recording) -> None:
     told_at = 0.0
     while not training.finished:
         held.check()
-        progress = training.advance()
+        progress = seat.advance()
         recording.add(progress.step, progress.metrics)
         if progress.evaluated:
             _log.info("%s", _words(training))

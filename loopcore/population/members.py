@@ -10,16 +10,15 @@ from torch import Tensor
 
 from loopcore.errors import InputError
 from loopcore.population.layout import Storage
+from loopcore.specs.shape import OF_SHAPE
 from loopcore.specs.train import TrainSpec
 from loopcore.training import Training
 
 __all__ = ["Member", "one_shape"]
 
-OF_SHAPE = ("model", "task", "contract", "batch", "evaluate_on", "precision", "device")
-
 
 def one_shape(specs: Sequence[TrainSpec]) -> None:
-    """Raises InputError for specs that cannot be one population: members share all of OF_SHAPE and may differ in the rest."""
+    """Raises InputError for specs that cannot be one population, which have no `shape_key` or more than one, and says why."""
     if not specs:
         raise InputError("a population needs at least one member; give it a list of training specs")
     if specs[0].model.architecture != "transformer":

@@ -7,6 +7,7 @@ from loopcore.specs.job import JOB_KINDS, JobSpec, ProbeJob, RegisterJob, Resour
 from loopcore.specs.model import ModelSpec, ScalingSpec
 from loopcore.specs.probe import ProbeSpec
 from loopcore.specs.serve import ModelName, RegisterSpec, ServeSpec
+from loopcore.specs.shape import shape_key
 from loopcore.specs.task import (
     ChessTask,
     IncrementTask,
@@ -57,4 +58,5 @@ __all__ = [
     "WordTask",
     "parse_halting",
     "parse_job",
+    "shape_key",
 ]

@@ -9,10 +9,14 @@ from pydantic import Field, TypeAdapter, model_validator
 from loopcore.specs.base import Spec
 from loopcore.specs.probe import ProbeSpec
 from loopcore.specs.serve import RegisterSpec, ServeSpec
+from loopcore.specs.shape import shape_key
 from loopcore.specs.train import TrainSpec
 from loopcore.specs.tune import TuneSpec
 
 __all__ = ["JOB_KINDS", "JobSpec", "ProbeJob", "RegisterJob", "ResourceSpec", "ServeJob", "TrainJob", "TuneJob", "parse_job"]
+
+
+MOST_PACKED = 64  # jobs in one process: each has its own threads for lease and MLflow
 
 
 class ResourceSpec(Spec):
@@ -53,6 +57,10 @@ class TrainJob(_Job, TrainSpec):
     """One training run."""
 
     kind: Literal["train"] = "train"
+    # Left out where it is 1: jobs have the digests that they had before they could be packed.
+    pack: int = Field(default=1, ge=1, le=MOST_PACKED, exclude_if=lambda most: most == 1)
+    """Most jobs, this one counted, that may train in one process as a population: jobs of one shape (model, task, contract,
+    batch, evaluate_on, precision, device) with equal resources, which they then take together once. 1: a process of its own."""
 
     def needs(self) -> tuple[int, ...]:
         return () if self.start_from is None else (self.start_from,)
@@ -61,6 +69,15 @@ class TrainJob(_Job, TrainSpec):
     def _device_is_granted(self) -> TrainJob:
         if self.device == "cuda" and self.resources.gpus == 0:
             raise ValueError("device cuda needs resources.gpus above 0; set it, or leave device at auto")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_packed(self) -> TrainJob:
+        if self.pack > 1 and shape_key(self) is None:
+            raise ValueError(
+                f"only transformers that train without the progressive loss are packed, got architecture "
+                f"{self.model.architecture!r} and progressive {self.progressive:g}; leave pack out"
+            )
         return self
 
 

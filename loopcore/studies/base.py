@@ -65,6 +65,11 @@ class Cell(Spec):
     roles: tuple[str, ...] = ()
     """Studies that read it."""
     resources: ResourceSpec = ResourceSpec()
+    """Of the training, and of all that share its process."""
+    pack: int = 1
+    """Most trainings in one process, as `TrainJob.pack`."""
+    probe_resources: ResourceSpec | None = None
+    """Of each probe; empty: the training's."""
     expected_s: float | None = None
     """CPU seconds of one thread that the training takes, from RECIPES.md; None where nobody measured it."""
 

@@ -70,6 +70,9 @@ SHORT = 8  # longest N of the architecture studies on a CPU: what an untied mode
 # Longest N on a CPU where a group beyond S3 has more loops than positions. A4 at demand 1/2, seed 0: solved to 8 in 7800 steps
 # and to 12 not in 9000, neither at 1e-3 with decay .5 nor at half that rate with twice the decay.
 UNHURRIED = 8
+# On a GPU seeds train as populations, and two of them fill the GPU: sixteen models this small together [?]. Their probes go one
+# by one, sixteen at a time.
+PACK, PACK_GPUS, PROBE_GPUS = 8, 1 / 2, 1 / 16
 MATCH_TOLERANCE = 0.1  # relative: a demand is met by a whole number of loops this near to it [?]
 FEWEST_LOOPS = 4  # a frontier's slope needs three loops before it saturates, and one to spare
 
@@ -191,8 +194,9 @@ def _cell(
         | {"blocks": shape.blocks, "scale": ask.scale}
         | (axes or {}),
         roles=(role,),
-        # A sixteenth of a GPU each: models this small fill one only together.
-        resources=ResourceSpec(cpus=1.0, gpus=1 / 16 if on_gpu else 0.0),
+        resources=ResourceSpec(gpus=PACK_GPUS if on_gpu else 0.0),
+        pack=PACK if on_gpu else 1,
+        probe_resources=ResourceSpec(gpus=PROBE_GPUS) if on_gpu else None,
         expected_s=expected,
     )
 
@@ -353,5 +357,7 @@ def easy_to_hard(ask: Ask, role: str) -> Iterator[Cell]:
                 axes={"family": "easy-to-hard", "architecture": architecture, "length": length, "seed": seed}
                 | {"hard": hard_length(ask, length), "scale": ask.scale},
                 roles=(role,),
-                resources=ResourceSpec(cpus=1.0, gpus=1 / 16 if gpu else 0.0),
+                resources=ResourceSpec(gpus=0.0 if not gpu else PROBE_GPUS if conv else PACK_GPUS),
+                pack=PACK if gpu and not conv else 1,
+                probe_resources=ResourceSpec(gpus=PROBE_GPUS) if gpu else None,
             )

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from services.dispatcher.cluster import GIB, node_name
-from services.dispatcher.kinds import CLOSER, ENTRIES, RUNNER, actor_cpus
+from services.dispatcher.kinds import CLOSER, ENTRIES, PACK_RUNNER, RUNNER, actor_cpus
 from services.registry import Fence, Job
 from services.settings import Settings
 
@@ -27,6 +29,7 @@ __all__ = ["Actors", "JobActor", "News", "Phase", "Unfit", "Watch", "actor_name"
 
 JOIN_S = 20.0  # seconds that one wait for an actor's end may take: a dispatcher that died leaves no thread behind for long
 FAREWELL_S = 5.0  # seconds after an attempt's end in which a dispatcher may end its process; then it does so itself
+NAMED = re.compile(r"job-(\d+-\d+(?:\+\d+-\d+)*)")
 THREADS = 8  # calls an actor serves at once: every dispatcher that watches it takes one
 
 # What Ray says of an actor whose process is known to be gone, and how we say it. Anything else may be a network that is.
@@ -39,39 +42,49 @@ GONE: dict[str, str] = {
 }
 
 
-def actor_name(fence: Fence) -> str:
-    """The name under which an attempt's actor is found."""
-    return f"job-{fence.job}-{fence.attempt}"
+def actor_name(*fences: Fence) -> str:
+    """The name under which the actor of these attempts is found."""
+    return "job-" + "+".join(f"{fence.job}-{fence.attempt}" for fence in fences)
+
+
+def _named(name: str) -> tuple[Fence, ...]:
+    """The attempts of the actor of that name; none if it is not of ours."""
+    found = NAMED.fullmatch(name)
+    pairs = found.group(1).split("+") if found else []
+    return tuple(Fence(*map(int, pair.split("-"))) for pair in pairs)
 
 
 class JobActor:
-    """The process of one attempt."""
+    """The process of one attempt, or of several that are trained together."""
 
-    def __init__(self, entry: str, job: int, attempt: int, settings_json: str) -> None:
+    def __init__(self, entry: str, attempts: Sequence[tuple[int, int]], settings_json: str) -> None:
         self._over, self._release = threading.Event(), threading.Event()
-        arguments = (entry, job, attempt, settings_json)
-        threading.Thread(target=self._attempt, args=arguments, name=f"job-{job}-{attempt}", daemon=True).start()
+        name = actor_name(*(Fence(*attempt) for attempt in attempts))
+        threading.Thread(target=self._attempt, args=(entry, attempts, settings_json), name=name, daemon=True).start()
 
     def ping(self) -> int:
         """The process's id: that it is alive."""
         return os.getpid()
 
     def join(self, wait_s: float) -> bool:
-        """Waits for the attempt's end; gives whether it came."""
+        """Waits for the end of all of its attempts; gives whether it came."""
         return self._over.wait(wait_s)
 
     def release(self) -> None:
-        """Has the attempt write a last checkpoint, give its job back and end."""
+        """Has its attempts write a last checkpoint, give their jobs back and end."""
         self._release.set()
 
-    def _attempt(self, entry: str, job: int, attempt: int, settings_json: str) -> None:
+    def _attempt(self, entry: str, attempts: Sequence[tuple[int, int]], settings_json: str) -> None:
         import ray
 
         status = 0
         try:
             context = ray.get_runtime_context()
             node = node_name(os.uname().nodename, context.get_node_id())
-            _load(RUNNER)(entry, job, attempt, settings_json, node=node, release=self._release)
+            if len(attempts) == 1:
+                _load(RUNNER)(entry, *attempts[0], settings_json, node=node, release=self._release)
+            else:
+                _load(PACK_RUNNER)(entry, attempts, settings_json, node=node, release=self._release)
         except BaseException:
             # What the attempt itself raises is in the registry by now. This is an installation that cannot run it.
             traceback.print_exc()
@@ -101,7 +114,8 @@ class Phase(StrEnum):
 class Watch:
     """An actor that this dispatcher keeps an eye on."""
 
-    fence: Fence
+    fences: tuple[Fence, ...]
+    """Its attempts; some may be over while others go on."""
     handle: Any
     phase: Phase
     call: Any
@@ -111,7 +125,11 @@ class Watch:
     since: float = field(default_factory=time.monotonic)
     renewed_at: float = field(default_factory=time.monotonic)
     stale_since: float | None = None
-    """Since when the registry no longer knows this attempt as running."""
+    """Since when the registry no longer knows any of its attempts as running."""
+
+    @property
+    def name(self) -> str:
+        return actor_name(*self.fences)
 
 
 @dataclass(frozen=True)
@@ -131,18 +149,30 @@ class Actors:
         self._settings = settings
         self._settings_json = settings.model_dump_json()
         self.watched: dict[Fence, Watch] = {}
+        """By attempt: those of one process have one watch."""
         self._closing: Any | None = None
 
-    def start(self, job: Job, node: str) -> Watch:
-        """Creates the actor of a claimed job on a node; it waits there if Ray has not got room yet. Raises Unfit."""
+    @property
+    def watches(self) -> list[Watch]:
+        """Each watched actor once."""
+        return list({id(watch): watch for watch in self.watched.values()}.values())
+
+    def riding(self, running: Collection[Fence]) -> set[Fence]:
+        """The running attempts that share the process, and so the resources, of another one."""
+        return {fence for watch in self.watches for fence in [one for one in watch.fences if one in running][1:]}
+
+    def start(self, jobs: Sequence[Job], node: str) -> Watch:
+        """Creates the actor of claimed jobs on a node, with the resources of the first; it waits there if Ray has not got room
+        yet. Raises Unfit."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        job, fences = jobs[0], tuple(one.fence for one in jobs)
         cpus, gpus = actor_cpus(job)
         options: dict[str, Any] = {"memory": int(job.memory_gb * GIB)} if job.memory_gb else {}
         try:
             asked = ray.remote(JobActor).options(
-                name=actor_name(job.fence),
+                name=actor_name(*fences),
                 namespace=self._settings.ray_namespace,
                 lifetime="detached",
                 num_cpus=cpus,
@@ -153,22 +183,22 @@ class Actors:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 **options,
             )
-            handle = asked.remote(ENTRIES[job.kind], job.id, job.attempt, self._settings_json)
+            handle = asked.remote(ENTRIES[job.kind], [(one.id, one.attempt) for one in jobs], self._settings_json)
         except (TypeError, ValueError) as error:
             why = " ".join(str(part).strip() for part in error.args)
             raise Unfit(f"Ray does not take what the job asks for: {why}; change its resources") from error
-        return self._watch(job.fence, handle, node)
+        return self._watch(fences, handle, node)
 
     def adopt(self, fence: Fence) -> Watch | None:
         """Finds the actor of an attempt that somebody else started; None if there is none."""
-        handle = self._find(fence)
-        return None if handle is None else self._watch(fence, handle, None)
+        fences, handle = self._find(fence)
+        return None if handle is None else self._watch(fences, handle, None)
 
     def poll(self) -> Iterator[News]:
         """What happened since the last call."""
         import ray
 
-        calls = {watch.call: watch for watch in self.watched.values()}
+        calls = {watch.call: watch for watch in self.watches}
         if not calls:
             return
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
@@ -185,14 +215,14 @@ class Actors:
             watch.call = watch.handle.ping.remote()
             yield News(watch, "silent", _first_line(error))
         except ActorUnschedulableError as error:
-            self.forget(watch.fence)
+            self._forget(watch)
             yield News(watch, "ended", f"Ray could not place it: {_first_line(error)}")
         except ActorDiedError as error:
-            self.forget(watch.fence)
+            self._forget(watch)
             gone = _gone(str(error))
             yield News(watch, "ended", gone) if gone else News(watch, "silent", _first_line(error))
         except RayError as error:
-            self.forget(watch.fence)
+            self._forget(watch)
             yield News(watch, "silent", _first_line(error))
         else:
             if watch.phase is Phase.PENDING or answer is not True:
@@ -202,22 +232,25 @@ class Actors:
                 if began:
                     yield News(watch, "began")
             else:
-                self.kill(watch.fence)  # it is done, and would end a little later by itself
+                self.kill(watch.fences[0])  # it is done, and would end a little later by itself
                 yield News(watch, "ended", "its process ended without saying how")
 
     def release(self) -> None:
         """Has every watched attempt give its job back; does not wait for it."""
-        for watch in self.watched.values():
+        for watch in self.watches:
             watch.handle.release.remote()
 
-    def kill(self, fence: Fence) -> None:
-        """Ends an attempt's process, if there is one."""
+    def kill(self, fence: Fence) -> tuple[Fence, ...]:
+        """Ends an attempt's process, if there is one; gives all attempts that it had."""
         import ray
 
-        watch = self.watched.pop(fence, None)
-        handle = watch.handle if watch else self._find(fence)
+        watch = self.watched.get(fence)
+        fences, handle = (watch.fences, watch.handle) if watch else self._find(fence)
+        if watch is not None:
+            self._forget(watch)
         if handle is not None:
             ray.kill(handle, no_restart=True)
+        return fences
 
     def close(self) -> bool:
         """Has somebody on the cluster tidy up after jobs that ended without their processes; not while somebody is still at it.
@@ -231,21 +264,25 @@ class Actors:
         self._closing = ray.remote(_close).options(num_cpus=0, max_retries=0).remote(self._settings_json)
         return True
 
-    def forget(self, fence: Fence) -> None:
+    def _forget(self, watch: Watch) -> None:
         """Looks at an actor no more."""
-        self.watched.pop(fence, None)
+        for fence in watch.fences:
+            self.watched.pop(fence, None)
 
-    def _find(self, fence: Fence) -> Any | None:
+    def _find(self, fence: Fence) -> tuple[tuple[Fence, ...], Any | None]:
+        """The attempts of the process of this one, and its actor."""
         import ray
+        from ray.util import list_named_actors
 
-        try:
-            return ray.get_actor(actor_name(fence), namespace=self._settings.ray_namespace)
-        except ValueError:
-            return None
+        for fences in ((fence,), *(_named(name) for name in list_named_actors())):
+            if fence in fences:
+                with suppress(ValueError):  # there is no such actor, or no more
+                    return fences, ray.get_actor(actor_name(*fences), namespace=self._settings.ray_namespace)
+        return (fence,), None
 
-    def _watch(self, fence: Fence, handle: Any, node: str | None) -> Watch:
-        watch = Watch(fence, handle, Phase.PENDING, handle.ping.remote(), node)
-        self.watched[fence] = watch
+    def _watch(self, fences: tuple[Fence, ...], handle: Any, node: str | None) -> Watch:
+        watch = Watch(fences, handle, Phase.PENDING, handle.ping.remote(), node)
+        self.watched |= dict.fromkeys(fences, watch)
         return watch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,11 @@ class Ledger:
     """Jobs on each node."""
 
     @classmethod
-    def count(cls, nodes: Iterable[Node], live: Iterable[Job], placed: Mapping[Fence, str]) -> Ledger:
-        """`placed` says where this dispatcher put attempts that have not yet said so themselves.
+    def count(
+        cls, nodes: Iterable[Node], live: Iterable[Job], placed: Mapping[Fence, str], riding: Collection[Fence] = ()
+    ) -> Ledger:
+        """`placed` says where this dispatcher put attempts that have not yet said so themselves; those `riding` along in the
+        process of another take nothing.
 
         An attempt of unknown place (another dispatcher has claimed it and not begun it) is counted where most is free.
         """
@@ -98,11 +101,12 @@ class Ledger:
         homeless: list[Job] = []
         for job in live:
             place = by_name.get(job.node) if job.node else placed.get(job.fence)
+            room = Room() if job.fence in riding else Room.of(job)
             if place in free:
-                free[place] -= Room.of(job)
+                free[place] -= room
                 jobs[place].append(job.id)
                 if job.node:
-                    begun[place] += Room.of(job)
+                    begun[place] += room
             elif job.node is None:
                 homeless.append(job)
         for node in nodes:
@@ -119,10 +123,10 @@ class Ledger:
             self.nodes, key=lambda node: (-self.free[node.id].gpus, -self.free[node.id].cpus, -self.free[node.id].memory_gb)
         )
 
-    def take(self, node: str, job: Job) -> None:
-        """Counts a job that was put on a node."""
+    def take(self, node: str, job: Job, *riding: Job) -> None:
+        """Counts a job that was put on a node, and those riding along in its process."""
         self.free[node] -= Room.of(job)
-        self.jobs[node].append(job.id)
+        self.jobs[node].extend(one.id for one in (job, *riding))
 
     def why(self, job: Job) -> str:
         """Why a job that could be claimed was not: what it needs, against what there is or is free."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from services.registry import Job
 
-__all__ = ["CLOSER", "ENTRIES", "RUNNER", "actor_cpus"]
+__all__ = ["CLOSER", "ENTRIES", "PACK_RUNNER", "RUNNER", "actor_cpus"]
 
 # Runs an attempt under its lease: called with the entry, the job, the attempt and the settings, the node's name, and an event
 # that is set when the attempt is to give its job back.
 RUNNER = "workers.lease:run_attempt"
+
+# Runs several attempts in one process: called with the entry, the (job, attempt) pairs, and as above from there on.
+PACK_RUNNER = "workers.pack:run_pack"
 
 # Ends elsewhere what jobs left open whose processes are gone: called with the settings.
 CLOSER = "workers.closing:close"

@@ -14,9 +14,10 @@ from typing import NoReturn, TypeVar
 import stamina
 import structlog
 
-from services.dispatcher.actors import Actors, News, Phase, Unfit, actor_name
+from services.dispatcher.actors import Actors, News, Phase, Unfit
 from services.dispatcher.cluster import Ledger, NoCluster, connect, knock, look, snapshot
 from services.dispatcher.kinds import ENTRIES
+from services.dispatcher.packs import claim_alike
 from services.registry import (
     Fence,
     Job,
@@ -118,7 +119,7 @@ class Dispatcher:
         if nodes is not None:
             self._look_after(live)
             placed = {fence: watch.node for fence, watch in self._actors.watched.items() if watch.node}
-            ledger = Ledger.count(nodes, live, placed)
+            ledger = Ledger.count(nodes, live, placed, self._actors.riding({job.fence for job in live}))
             if not self._stopped.is_set():
                 self._claim(ledger)
         if self._every("announce", ANNOUNCE_S):
@@ -199,14 +200,14 @@ class Dispatcher:
         raise NoCluster(why)
 
     def _hear(self, news: News) -> None:
-        fence = news.watch.fence
         if news.kind == "began":
-            log.info("began", job=fence.job, attempt=fence.attempt)
+            log.info("began", actor=news.watch.name)
         elif news.kind == "silent":
             # It may be alive: only its own silence past the lease counts.
-            log.warning("not reached", job=fence.job, attempt=fence.attempt, why=news.why)
+            log.warning("not reached", actor=news.watch.name, why=news.why)
         else:
-            self._lose(fence, news.why)
+            for fence in news.watch.fences:
+                self._lose(fence, news.why)
 
     def _lose(self, fence: Fence, why: str) -> None:
         try:
@@ -239,10 +240,12 @@ class Dispatcher:
 
     def _end_overdue(self) -> None:
         """Ends those that were asked to stop and did not within the grace, or ran past their time limit."""
+        told: list[Job] = []
         for job in self._queue.overdue(self._settings.cancel_grace_s):
             asked = job.cancel_requested_at is not None
             try:
                 # First the word, then the deed: if this process dies in between, the attempt sees that it is over and stops.
+                # All words first: jobs that share a process end with it, and are lost where nothing is said of them.
                 if asked:
                     ended = self._queue.cancelled(job.fence)
                 else:
@@ -251,30 +254,38 @@ class Dispatcher:
             except LeaseLost:
                 continue
             log.warning("killed", job=job.id, attempt=job.attempt, why="cancelled" if asked else "time limit")
-            self._kill(job.fence)
             self._without_process(ended)
+            told.append(job)
+        for job in told:
+            self._kill(job.fence)
 
     def _keep_pending(self) -> None:
         """Renews the leases of actors whose process has not begun: until it does it cannot do so itself."""
         every = min(self._settings.heartbeat_s, self._settings.lease_s / 4)
-        for watch in list(self._actors.watched.values()):
+        for watch in self._actors.watches:
             now = time.monotonic()
             if watch.phase is Phase.PENDING and now - watch.since > BEGINS_WITHIN_S:
-                self._kill(watch.fence)
-                self._lose(watch.fence, f"Ray did not start its process within {BEGINS_WITHIN_S:g} s")
+                self._kill(watch.fences[0], f"Ray did not start its process within {BEGINS_WITHIN_S:g} s")
             elif watch.phase is Phase.PENDING and now - watch.renewed_at >= every:
                 watch.renewed_at = now
-                try:
-                    beat = self._queue.beat(watch.fence, lease_s=self._settings.lease_s)
-                    if not beat.cancel_requested:
-                        continue
-                    self._without_process(self._queue.cancelled(watch.fence))
-                except LeaseLost:
-                    pass
-                self._kill(watch.fence)
+                renewed = [self._renew(fence) for fence in watch.fences]
+                if not any(renewed):
+                    self._kill(watch.fences[0])
 
-    def _kill(self, fence: Fence) -> None:
-        self._on_cluster(lambda: self._actors.kill(fence))
+    def _renew(self, fence: Fence) -> bool:
+        """Renews a lease for a process that has not begun; gives whether the attempt goes on."""
+        try:
+            if not self._queue.beat(fence, lease_s=self._settings.lease_s).cancel_requested:
+                return True
+            self._without_process(self._queue.cancelled(fence))
+        except LeaseLost:
+            pass
+        return False
+
+    def _kill(self, fence: Fence, why: str | None = None) -> None:
+        """Ends the process of an attempt; those in it that are not over are lost."""
+        for one in self._on_cluster(lambda: self._actors.kill(fence)) or ():
+            self._lose(one, why or f"its process was ended with that of job {fence.job}, which it shared")
 
     def _look_after(self, live: list[Job]) -> None:
         """Adopts running attempts that are not watched here; ends processes whose attempt is over."""
@@ -284,14 +295,14 @@ class Dispatcher:
                 if self._on_cluster(lambda fence=fence: self._actors.adopt(fence)) is not None:
                     log.info("adopted", job=fence.job, attempt=fence.attempt)
         now = time.monotonic()
-        for fence, watch in list(self._actors.watched.items()):
-            if fence in running:
+        for watch in self._actors.watches:
+            if not running.isdisjoint(watch.fences):
                 watch.stale_since = None
             elif watch.stale_since is None:
                 watch.stale_since = now
             elif now - watch.stale_since > STALE_S:
-                log.warning("killed", actor=actor_name(fence), why="its attempt is over and it did not end")
-                self._kill(fence)
+                log.warning("killed", actor=watch.name, why="its attempt is over and it did not end")
+                self._kill(watch.fences[0])
 
     def _give_back(self) -> None:
         """Has the attempts on a cluster that is shut down write a last checkpoint and end; no budget is spent by that.
@@ -354,16 +365,19 @@ class Dispatcher:
                 if job is None:
                     break
                 started += 1
-                ledger.take(node.id, job)
-                self._start(job, node.id)
+                riding = claim_alike(self._queue, job, self.name, lease_s=self._settings.lease_s)
+                ledger.take(node.id, job, *riding)
+                self._start([job, *riding], node.id)
 
-    def _start(self, job: Job, node: str) -> None:
-        log.info("claimed", job=job.id, attempt=job.attempt, kind=job.kind, node=node[:12])
+    def _start(self, jobs: list[Job], node: str) -> None:
+        for job in jobs:
+            log.info("claimed", job=job.id, attempt=job.attempt, kind=job.kind, node=node[:12], with_job=jobs[0].id)
         try:
-            self._on_cluster(lambda: self._actors.start(job, node))
+            self._on_cluster(lambda: self._actors.start(jobs, node))
         except Unfit as error:
-            log.warning("refused", job=job.id, attempt=job.attempt, why=str(error))
-            self._without_process(self._queue.fail(job.fence, str(error), retry=False))
+            for job in jobs:
+                log.warning("refused", job=job.id, attempt=job.attempt, why=str(error))
+                self._without_process(self._queue.fail(job.fence, str(error), retry=False))
 
     def _explain(self, ledger: Ledger | None) -> None:
         self._reasons = {}

@@ -71,9 +71,11 @@ class Leases:
         memory_gb: float,
         lease_s: float = 90.0,
         kinds: Sequence[str] | None = None,
+        among: Sequence[int] | None = None,
     ) -> Job | None:
         """Takes the best job that fits into what is free, or None: highest priority first, then oldest.
 
+        `kinds` and `among` (numbers of jobs) say which to choose from, all if empty.
         The new attempt begins under a lease of `lease_s` seconds; its time limit counts from here until `begin` sets it anew.
         """
         values: dict[str, Any] = {
@@ -85,6 +87,8 @@ class Leases:
         }
         if kinds is not None:
             values["kinds"] = list(kinds)
+        if among is not None:
+            values["among"] = list(among)
 
         def work(connection: sa.Connection) -> Job | None:
             row = self._busy.claim(connection, values)

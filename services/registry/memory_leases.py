@@ -38,11 +38,12 @@ class MemoryLeases(MemoryJobs):
         memory_gb: float,
         lease_s: float = 90.0,
         kinds: Sequence[str] | None = None,
+        among: Sequence[int] | None = None,
     ) -> Job | None:
         with self._lock:
             for job in self.waiting(len(self._jobs)):
                 fits = job.cpus <= cpus and job.gpus <= gpus and job.memory_gb <= memory_gb
-                if fits and (kinds is None or job.kind in kinds):
+                if fits and (kinds is None or job.kind in kinds) and (among is None or job.id in among):
                     now = self._now()
                     number = job.attempt + 1
                     self._attempts[job.id, number] = Attempt(

@@ -65,15 +65,22 @@ class BusyStatements:
     def __init__(self, database: Database) -> None:
         self._one_statement = not database.sqlite
         now = database.now()
-        self._claims = {some: _claim(now, kinds=some, skip_locked=not database.sqlite) for some in (False, True)}
+        self._claims = {
+            (kinds, among): _claim(now, kinds=kinds, among=among, skip_locked=not database.sqlite)
+            for kinds in (False, True)
+            for among in (False, True)
+        }
         self._leaves = {alive: _leave(now, alive=alive) for alive in (False, True)}
         if self._one_statement:
             self._claims = {some: _with_new_attempt(claim) for some, claim in self._claims.items()}
             self._leaves = {alive: _with_closed_attempt(leave) for alive, leave in self._leaves.items()}
 
     def claim(self, connection: sa.Connection, values: dict[str, Any]) -> sa.Row[Any] | None:
-        """The row of the job now claimed. `values`: `by`, `room_cpus`, `room_gpus`, `room_memory`, `lease_s`, perhaps `kinds`."""
-        row = connection.execute(self._claims["kinds" in values], values).one_or_none()
+        """The row of the job now claimed.
+
+        `values`: `by`, `room_cpus`, `room_gpus`, `room_memory`, `lease_s`, perhaps `kinds` and `among`.
+        """
+        row = connection.execute(self._claims["kinds" in values, "among" in values], values).one_or_none()
         if row is not None and not self._one_statement:
             connection.execute(
                 sa.insert(attempts),
@@ -104,7 +111,7 @@ class BusyStatements:
         return row
 
 
-def _claim(now: sa.ColumnElement[float], *, kinds: bool, skip_locked: bool) -> Any:
+def _claim(now: sa.ColumnElement[float], *, kinds: bool, among: bool, skip_locked: bool) -> Any:
     fits = [
         claimable(now),
         jobs.c.cpus <= sa.bindparam("room_cpus", type_=sa.Double()),
@@ -113,6 +120,8 @@ def _claim(now: sa.ColumnElement[float], *, kinds: bool, skip_locked: bool) -> A
     ]
     if kinds:
         fits.append(jobs.c.kind.in_(sa.bindparam("kinds", expanding=True)))
+    if among:
+        fits.append(jobs.c.id.in_(sa.bindparam("among", expanding=True)))
     best = sa.select(jobs.c.id).where(*fits).order_by(jobs.c.priority.desc(), jobs.c.id).limit(1)
     if skip_locked:  # SQLite has no such thing and needs none: there, writers take turns
         best = best.with_for_update(skip_locked=True)

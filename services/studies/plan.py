@@ -46,7 +46,12 @@ def probe_key(cell_key: str, probe: ProbeRequest) -> str:
 
 def _training(cell: Cell, key: str, common: dict[str, Any]) -> Callable[[int | None], Submission]:
     def submission(parent: int | None) -> Submission:
-        content = cell.train.model_dump() | {"start_from": parent, "name": cell.name, "resources": cell.resources}
+        content = cell.train.model_dump() | {
+            "start_from": parent,
+            "name": cell.name,
+            "resources": cell.resources,
+            "pack": cell.pack,
+        }
         return _submission(TrainJob.model_validate(content), key, common)
 
     return submission
@@ -55,7 +60,8 @@ def _training(cell: Cell, key: str, common: dict[str, Any]) -> Callable[[int | N
 def _probing(cell: Cell, probe: ProbeRequest, key: str, common: dict[str, Any]) -> Callable[[int | None], Submission]:
     def submission(parent: int | None) -> Submission:
         job = cast("int", parent)  # a probe always stands behind its training
-        content = probe.spec(job).model_dump() | {"name": f"{cell.name} {probe.name}", "resources": cell.resources}
+        resources = cell.probe_resources or cell.resources
+        content = probe.spec(job).model_dump() | {"name": f"{cell.name} {probe.name}", "resources": resources}
         return _submission(ProbeJob.model_validate(content), key, common)
 
     return submission

@@ -110,6 +110,16 @@ def test_a_claim_can_ask_for_kinds(registry: AnyRegistry) -> None:
     assert claim_number(registry, kinds=("train", "probe")) == 2
 
 
+def test_a_claim_can_choose_from_some_jobs_only(registry: AnyRegistry) -> None:
+    for cpus, priority in ((1, 0), (1, 5), (4, 9), (1, 7)):
+        registry.queue.submit(submission(cpus=cpus, priority=priority))
+    assert claim_number(registry, among=[]) is None
+    assert claim_number(registry, among=[1, 2, 3], cpus=1.0) == 2
+    assert claim_number(registry, among=[2], kinds=("train",)) is None
+    assert claim_number(registry, among=[1, 4], kinds=("probe",)) is None
+    assert claim_number(registry) == 3
+
+
 def test_a_delayed_job_waits_for_its_time(registry: AnyRegistry, clock: Clock) -> None:
     job = submit(registry, delay_s=60.0)
     assert job.run_after == clock.at + 60

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -208,6 +209,10 @@ def test_no_process_of_a_study_outlives_it(ray_cluster: RayCluster, undisturbed:
     head = psutil.Process(ray_cluster.process.pid)
 
     def trials() -> list[str]:
-        return [name for child in head.children(recursive=True) if "TrialRun" in (name := " ".join(child.cmdline()))]
+        names = []
+        for child in head.children(recursive=True):
+            with suppress(psutil.Error):  # it ended since it was listed
+                names.append(" ".join(child.cmdline()))
+        return [name for name in names if "TrialRun" in name]
 
     eventually(lambda: not trials(), within_s=15)

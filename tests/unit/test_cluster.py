@@ -94,6 +94,16 @@ def test_a_job_that_directs_holds_its_cpus_before_its_trials_take_them() -> None
     assert Ledger.count([node], [a_job(1, cpus=2, kind="tune", node=on(node))], {}).free[node.id].cpus == 0
 
 
+def test_jobs_of_one_process_take_the_resources_of_one() -> None:
+    node = a_node("only", cpus=4, gpus=1, used=Room(cpus=1, gpus=0.5))
+    live = [a_job(number, gpus=0.5, node=on(node)) for number in (1, 2, 3)]
+    ledger = Ledger.count([node], live, {}, riding={Fence(2, 1), Fence(3, 1)})
+    assert (ledger.free[node.id].cpus, ledger.free[node.id].gpus) == (3, 0.5)
+    assert ledger.jobs[node.id] == [1, 2, 3]
+    ledger.take(node.id, a_job(4, gpus=0.5), a_job(5, gpus=0.5))
+    assert (ledger.free[node.id].gpus, ledger.jobs[node.id]) == (0, [1, 2, 3, 4, 5])
+
+
 def test_shares_of_a_cpu_add_up_without_rounding_errors_becoming_a_shortage() -> None:
     node = a_node("only", cpus=1)
     live = [a_job(number, cpus=0.1, node=on(node)) for number in range(1, 8)]

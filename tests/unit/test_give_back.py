@@ -39,7 +39,7 @@ def running(dispatcher: Dispatcher, registry: Registry, *, begun: bool) -> Job:
     registry.queue.submit(Submission(kind="train", spec={}, digest="d"))
     job = registry.queue.claim(dispatcher.name, cpus=8.0, gpus=0.0, memory_gb=8.0)
     assert job is not None
-    dispatcher._actors.watched[job.fence] = Watch(job.fence, None, Phase.ALIVE if begun else Phase.PENDING, None)
+    dispatcher._actors.watched[job.fence] = Watch((job.fence,), None, Phase.ALIVE if begun else Phase.PENDING, None)
     return registry.queue.begin(job.fence, "node", 1) if begun else job
 
 

@@ -62,6 +62,7 @@ def test_a_submitted_job_is_a_row_with_all_defaults_written_out(api: httpx.Clien
         "python": "3.11",
         "platform": "linux",
         "host": "h",
+        "cpus": 4,
     }
     answer = submit(api, TRAIN | {"name": "first"}, priority=5, user="ada", provenance=where_from)
     assert answer["created"] is True

@@ -88,7 +88,8 @@ def test_git_variables_of_a_hook_do_not_mislead(repository: Path, monkeypatch: p
 def test_all_of_it_is_json_and_names_versions(repository: Path) -> None:
     found = collect(repository)
     assert json.loads(json.dumps(found)) == found
-    assert found.keys() == {"commit", "dirty", "packages", "python", "platform", "host"}
+    assert found.keys() == {"commit", "dirty", "packages", "python", "platform", "host", "cpus"}
+    assert found["cpus"] == os.cpu_count()
     assert found["packages"]["torch"] == metadata.version("torch")
     assert found["packages"]["loopcore"] == metadata.version("loopcore")
 

@@ -48,7 +48,7 @@ UNIT_SPEED = Claim(
 def work(ask: Ask) -> Iterator[Cell]:
     """Groups x demands x seeds; at demand 1 on a third, bigger group too, since 1b is asked of every group."""
     groups = ask.groups_or(("S3",), ("S3", "A4"), ("S3", "A4", "S4", "A5"))
-    seeds = ask.seed_range(smoke=4)  # the exponent needs an interval: of three seeds it is 1.6 times as wide as of four
+    seeds = ask.seed_range(smoke=4)  # of three seeds the interval of the exponent is 1.2 times as wide
     for demand in ask.demands or DEMANDS[ask.scale]:
         for group in groups:
             for seed in seeds:

@@ -73,7 +73,7 @@ UNHURRIED = 8
 # On a GPU seeds train as populations, and two of them fill the GPU: sixteen models this small together [?]. Their probes go one
 # by one, sixteen at a time.
 PACK, PACK_GPUS, PROBE_GPUS = 8, 1 / 2, 1 / 16
-MATCH_TOLERANCE = 0.1  # relative: a demand is met by a whole number of loops this near to it [?]
+MATCH_TOLERANCE = 0.05  # relative: a demand is met by a whole number of loops this near to it [?]
 # The first loop solves two positions more than the others (BOS, and a first token that is its own answer), so that few loops read
 # a slow frontier: S3 at demand 2 gave v = 1.7 in three seeds with 4 loops on 8 positions, and 1.86 to 2.3 with 6 on 12.
 FEWEST_LOOPS = 6

@@ -85,7 +85,7 @@ def test_findings_are_listed_before_anything_was_started(registry: Registry, loo
 
 def test_a_study_runs_to_its_report(registry: Registry, loop: Out, tmp_path: Path) -> None:
     code, out, _ = loop("study", "budget-law")
-    assert (code, out) == (0, "study 1: 18 jobs (18 new); see `loop report 1`\n")
+    assert (code, out) == (0, "study 1: 24 jobs (24 new); see `loop report 1`\n")
     worker = threading.Thread(target=work_off, args=(registry,))
     worker.start()
     code, out, err = loop("study", "budget-law", "--scale", "smoke", "--wait", "--json")
@@ -95,9 +95,9 @@ def test_a_study_runs_to_its_report(registry: Registry, loop: Out, tmp_path: Pat
     assert (report["study"], report["scale"], report["id"]) == ("budget-law", "smoke", 1)
     law = report["findings"][0]
     assert law.keys() >= {"id", "measured", "low", "high", "published", "verdict", "seeds", "seconds"}
-    assert (law["id"], law["verdict"], law["seeds"]) == ("1a", "shown", 3)
+    assert (law["id"], law["verdict"], law["seeds"]) == ("1a", "shown", 4)
     assert law["measured"] == pytest.approx(1.0)
-    assert "18 of 18 jobs ended" in err
+    assert "24 of 24 jobs ended" in err
 
     code, out, _ = loop("report", "1", "--out", str(tmp_path / "page"), "--name", "law")
     assert code == 0
@@ -109,7 +109,7 @@ def test_a_study_runs_to_its_report(registry: Registry, loop: Out, tmp_path: Pat
     assert "shown" in out
     code, out, _ = loop("studies", "--json")
     assert json.loads(out)["findings"][0]["verdict"] == "shown"
-    assert json.loads(out)["studies"][0]["jobs"] == {"succeeded": 18}
+    assert json.loads(out)["studies"][0]["jobs"] == {"succeeded": 24}
 
 
 def test_a_failed_job_is_told_and_tried_again_by_the_next_start(registry: Registry, loop: Out) -> None:
@@ -121,7 +121,7 @@ def test_a_failed_job_is_told_and_tried_again_by_the_next_start(registry: Regist
     worker.join()
     assert code == 0, err
     assert "failed" not in out
-    assert err.startswith("study 1: 18 jobs (1 tried again, 17 from before)")
+    assert err.startswith("study 1: 24 jobs (1 tried again, 23 from before)")
 
 
 def test_a_study_whose_jobs_fail_ends_with_its_report_and_exit_code_1(registry: Registry, loop: Out) -> None:
@@ -140,11 +140,11 @@ def test_a_cancelled_study_goes_on_where_it_was(registry: Registry, loop: Out) -
     assert job is not None
     registry.queue.succeed(job.fence, {})
     code, out, _ = loop("study", "budget-law", "--cancel")
-    assert (code, out) == (0, "study 1: 17 cancelled, 1 succeeded\n")
-    assert registry.queue.counts()[JobState.CANCELLED] == 17
+    assert (code, out) == (0, "study 1: 23 cancelled, 1 succeeded\n")
+    assert registry.queue.counts()[JobState.CANCELLED] == 23
     code, out, _ = loop("study", "budget-law", "--json")
     answer = json.loads(out)
-    assert (answer["created"], answer["retried"], answer["kept"], answer["study"]["id"]) == (0, 17, 1, 1)
+    assert (answer["created"], answer["retried"], answer["kept"], answer["study"]["id"]) == (0, 23, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_report_of_nothing_yet_says_so() -> None:
     started(registry)
     found = report(registry)
     assert (found["study"], found["scale"], found["command"]) == ("budget-law", "smoke", "loop study budget-law --scale smoke")
-    assert found["cost"] == {"jobs": 18, "queued": 18, "seconds": 0.0}
+    assert found["cost"] == {"jobs": 24, "queued": 24, "seconds": 0.0}
     assert found["finished_at"] is None
     assert [(one["id"], one["verdict"], one["measured"]) for one in found["findings"]] == [
         ("1a", "undecided", None),
@@ -109,8 +109,8 @@ def test_a_report_is_the_arithmetic_on_what_the_registry_holds() -> None:
     found = report(registry)
     law = by_id(found)["1a"]
     assert law["measured"] == pytest.approx(0.9, abs=1e-9)
-    assert (law["verdict"], law["seeds"]) == ("shown", 3)
-    assert found["cost"]["succeeded"] == 18
+    assert (law["verdict"], law["seeds"]) == ("shown", 4)
+    assert found["cost"]["succeeded"] == 24
     assert found["finished_at"] is not None
     assert found["provenance"] == {"commit": "c1"}
     assert {"plots", "rows", "rule", "statement"} <= law["detail"].keys()
@@ -119,11 +119,11 @@ def test_a_report_is_the_arithmetic_on_what_the_registry_holds() -> None:
 def test_half_of_a_study_reports_what_it_has() -> None:
     registry = MemoryRegistry()
     started(registry)
-    work_off(registry, most=9)
+    work_off(registry, most=12)
     found = report(registry)
-    assert found["cost"]["jobs"] == 18
+    assert found["cost"]["jobs"] == 24
     assert found["finished_at"] is None
-    assert by_id(found)["1a"]["seeds"] <= 3
+    assert by_id(found)["1a"]["seeds"] <= 4
     assert "Left out" in by_id(found)["1a"]["reason"]
 
 

@@ -5,8 +5,9 @@ An exponent is the slope of log figure against log R of one seed; its interval i
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from loopcore.errors import Undecided
@@ -98,22 +99,26 @@ def _told(growth: Growth, rule: str, steps: int, form: str) -> str:
     return str(growth[rule, steps, form] or "not measured")
 
 
+def _exponents(runs: list[Run], steps: list[int], of: str) -> Iterator[tuple[str, int, str, Sample, Estimate | None]]:
+    """(rule, step, form, the measured kappas, their exponent in R) for every rule, step and form; `of`: `largest` or `bound`."""
+    for rule, step, form in itertools.product(RULES, steps, FORMS):
+        found = _kappas(runs, rule, step, f"{form}_{of}")
+        yield rule, step, form, found, _exponent(found)
+
+
 def _aligned(runs: list[Run], of_blocks: list[Run]) -> Finding:
     steps = _steps_seen(runs)
     growth: Growth = {}
     rows: list[dict[str, Any]] = []
     samples: list[Sample] = []
-    for rule in RULES:
-        for step in steps:
-            for form in FORMS:
-                found = _kappas(runs, rule, step, f"{form}_largest")
-                samples.append(found)
-                growth[rule, step, form] = exponent = _exponent(found)
-                rows.append(
-                    {"rule": rule, "steps": step, "form": form, "exponent": exponent and exponent.value}
-                    | {"low": exponent and exponent.low, "high": exponent and exponent.high}
-                    | {"implied_p": exponent and (1 + exponent.value) / 4, "seeds": found.seeds}
-                )
+    for rule, step, form, found, exponent in _exponents(runs, steps, "largest"):
+        samples.append(found)
+        growth[rule, step, form] = exponent
+        rows.append(
+            {"rule": rule, "steps": step, "form": form, "exponent": exponent and exponent.value}
+            | {"low": exponent and exponent.low, "high": exponent and exponent.high}
+            | {"implied_p": exponent and (1 + exponent.value) / 4, "seeds": found.seeds}
+        )
     mine = {form: growth["deeploop", START, form] for form in FORMS}
     spoken = [f"{rule} {_told(growth, rule, START, FORMS[0])} and {_told(growth, rule, START, FORMS[1])}" for rule in RULES]
     last = steps[-1]
@@ -195,19 +200,16 @@ def _bound(runs: list[Run]) -> Finding:
     growth: Growth = {}
     rows: list[dict[str, Any]] = []
     samples: list[Sample] = []
-    for rule in RULES:
-        for step in steps:
-            for form in FORMS:
-                found = _kappas(runs, rule, step, f"{form}_bound")
-                samples.append(found)
-                growth[rule, step, form] = exponent = _exponent(found)
-                most = max((int(run.axes["loops"]) for run in found.runs), default=0)
-                at_most = [Estimate(one.value) for run, one in found.used if run.axes["loops"] == most]
-                rows.append(
-                    {"rule": rule, "steps": step, "form": form, "exponent": exponent and exponent.value}
-                    | {"low": exponent and exponent.low, "high": exponent and exponent.high}
-                    | {"loops": most, "bound": mean_of(at_most).value if at_most else None}
-                )
+    for rule, step, form, found, exponent in _exponents(runs, steps, "bound"):
+        samples.append(found)
+        growth[rule, step, form] = exponent
+        most = max((int(run.axes["loops"]) for run in found.runs), default=0)
+        at_most = [Estimate(one.value) for run, one in found.used if run.axes["loops"] == most]
+        rows.append(
+            {"rule": rule, "steps": step, "form": form, "exponent": exponent and exponent.value}
+            | {"low": exponent and exponent.low, "high": exponent and exponent.high}
+            | {"loops": most, "bound": mean_of(at_most).value if at_most else None}
+        )
     mine = {key: one for key, one in growth.items() if key[0] == "deeploop"}
     parts = [judge(one, high=NEAR) for one in mine.values()]
     parts += [judge(growth["deepnorm", START, form], low=NEAR) for form in FORMS]
